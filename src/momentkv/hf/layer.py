@@ -1,0 +1,253 @@
+"""One compressed layer of a MomentCache: what transformers calls, and nothing of the method itself."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from momentkv import budgets
+from momentkv.budgets import Budget
+from momentkv.compress import Chunk, candidates, compress
+from momentkv.decode import decode
+from momentkv.hf.attention import LAYER
+from momentkv.layer import LayerState, spec_nbytes, state_spec, with_correction
+from momentkv.policies.base import Evidence
+from momentkv.settings import Settings
+from momentkv.state import attend
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all layers of one cache share. layers: how many are compressed. prompt_tokens: the whole prompt, if told."""
+
+    settings: Settings
+    budget: Budget
+    layers: int
+    prompt_tokens: int | None = None
+
+    def check(self) -> None:
+        """Raise a ValueError when a budget in tokens is below the least possible one."""
+        if self.budget.kind == "tokens" and self.budget.amount < self.settings.least_budget:
+            raise ValueError(self._too_small(str(self.budget), ""))
+
+    def _too_small(self, given: str, found: str) -> str:
+        s = self.settings
+        return (
+            f"budget={given}{found} is below the least possible one, {s.least_budget} tokens per head "
+            f"(sinks {s.sinks} + window {s.least_budget - s.sinks - s.interval} + interval {s.interval})"
+        )
+
+    def tokens(self, rank: int, prompt: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mean budget per head of each row for the layer of depth `rank`, `[b]`.
+
+        Args:
+            prompt: real tokens of each row in the first update, `[b]`. k, v: its keys and values.
+        """
+        kind, amount, least = self.budget.kind, self.budget.amount, self.settings.least_budget
+        length = torch.full_like(prompt, self.prompt_tokens) if self.prompt_tokens else prompt
+        if kind == "share":
+            mean = (length * amount).long().clamp(min=least)
+        else:
+            tokens = int(amount) if kind == "tokens" else self._tokens_of_bytes(k, v)
+            mean = torch.full_like(prompt, tokens)
+        if self.settings.allocation != "pyramid":
+            return mean
+        rows = zip(mean.tolist(), length.tolist(), strict=True)
+        per_layer = [budgets.pyramid(m, self.settings, self.layers, n)[rank] for m, n in rows]
+        return torch.tensor(per_layer, device=prompt.device)
+
+    def _tokens_of_bytes(self, k: Tensor, v: Tensor) -> int:
+        batch, heads, _, d = k.shape
+
+        def nbytes(tokens: int) -> int:
+            return spec_nbytes(state_spec(self.settings, heads, d, v.shape[-1], heads * (tokens + 1), k.dtype))
+
+        if self.budget.kind == "te":
+            available = self.budget.amount * heads * (d + v.shape[-1]) * k.dtype.itemsize
+        else:
+            available = self.budget.amount / (batch * self.layers)
+        tokens = int((available - nbytes(-1)) // (nbytes(0) - nbytes(-1))) - 1
+        if tokens < self.settings.least_budget:
+            least = nbytes(self.settings.least_budget)
+            need = least * batch * self.layers if self.budget.kind == "bytes" else None
+            te = -(-least // (heads * (d + v.shape[-1]) * k.dtype.itemsize))
+            hint = f'; at least "{need}B"' if need else f'; at least "{te}te"'
+            raise ValueError(
+                self._too_small(str(self.budget), f" leaves {max(tokens, 0)} tokens beside the summary, which") + hint
+            )
+        return tokens
+
+
+class MomentLayer(CacheLayerMixin):
+    """State of one layer (`state`, None before the first update) behind transformers' layer interface."""
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        super().__init__()
+        self.plan, self.rank = plan, rank
+        self.state: LayerState | None = None
+        self.pending = False
+        self.tokens: Tensor | None = None  # mean budget per head of each row
+        self._seen = 0  # columns seen, padding included: what transformers slices by
+        self._in_prompt = True  # no decode step since the first update
+
+    @classmethod
+    def filled(cls, plan: Plan, rank: int, evidence: Evidence, seen: Tensor, columns: int) -> "MomentLayer":
+        """A layer that has just seen a prompt of `columns` columns, given as evidence (see `momentkv.hf.prefill`)."""
+        layer = cls(plan, rank)
+        layer._fill(evidence, seen)
+        layer._seen, layer.device = columns, evidence.keys.device
+        layer.is_initialized = True
+        return layer
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.device = key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Tag the new keys with this layer and return them: what is retained is read by `attend` alone."""
+        self._check_update(key_states)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        key_states = key_states.view_as(key_states)  # a tensor of our own to carry the tag
+        setattr(key_states, LAYER, self)
+        self.pending = True
+        self._seen += key_states.shape[-2]
+        return key_states, value_states
+
+    def _check_update(self, key_states: Tensor) -> None:
+        several = key_states.shape[-2] > 1
+        if self.state is None:
+            return
+        if key_states.shape[0] != self.state.keys.shape[0]:
+            raise ValueError(
+                f"this cache holds a batch of {self.state.keys.shape[0]}, not of {key_states.shape[0]}: "
+                "use a new cache, or batch_repeat_interleave / batch_select_indices"
+            )
+        share = self.plan.budget.kind == "share" and self.plan.prompt_tokens is None
+        if share and several and self._in_prompt:
+            raise ValueError(
+                f"budget={self.plan.budget} is a share of the prompt, but the prompt comes in chunks: "
+                "pass prompt_tokens=N, or a budget in tokens or bytes"
+            )
+        self._in_prompt &= several
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Attention over everything seen; the new tokens join the state. Returns `[b, q, heads, d_v]`."""
+        batch, heads, new, d = key.shape
+        scaling = d**-0.5 if scaling is None else scaling
+        valid = self._validity(attention_mask, new)
+        self._require_finite(key, value)
+        if self.state is None:
+            out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        a = query.unflatten(1, (heads, -1)) * scaling
+        if self.state is not None and new == 1:
+            real = torch.ones(batch, dtype=torch.bool, device=key.device) if valid is None else valid[:, 0]
+            exact = decode(self.state, self.plan.settings, a, key[:, :, 0], value[:, :, 0], real, scaling, self.rank)
+            out = self._to_model(exact.out, query)
+        else:
+            attended = self._chunk(a, key, value, valid, scaling)
+            out = out if attended is None else self._to_model(attended, query)
+        self.pending = False
+        return out
+
+    @staticmethod
+    def _to_model(out: Tensor, query: Tensor) -> Tensor:
+        return out.flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous()
+
+    def _chunk(self, a: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, scaling: float) -> Tensor | None:
+        """Compress a prompt or a later chunk of one; for the latter also its attention output."""
+        settings, old = self.plan.settings, self.state
+        seen = old.seen if old is not None else torch.zeros(key.shape[0], dtype=torch.int32, device=key.device)
+        with torch.no_grad():
+            chunk = Chunk.of(key, value, a, seen, valid)
+            e = candidates(chunk, settings, scaling, old, self.rank)
+            out = None
+            if old is not None:
+                mask = e.valid.unsqueeze(2) & (e.positions.unsqueeze(2) <= chunk.query_positions[:, None, :, None])
+                exact = attend(a, e.keys, e.values, mask.unsqueeze(2))
+                out = with_correction(exact, old, settings, a).out
+            self._fill(e, seen + chunk.real)
+        return out
+
+    def _fill(self, e: Evidence, seen: Tensor) -> None:
+        if self.tokens is None:
+            self.tokens = self.plan.tokens(self.rank, seen.long(), e.keys, e.values)
+        self.state = compress(e, self.plan.settings, self.tokens, seen, self.state)
+
+    def _validity(self, mask: Tensor | None, new: int) -> Tensor | None:
+        """Which new tokens are real, `[b, m]`, from the model's mask; None when all are."""
+        if mask is None:
+            return None
+        if mask.dim() != 4 or mask.shape[-1] != new or mask.shape[-2] != new:
+            raise ValueError(
+                f"attention mask of shape {tuple(mask.shape)} for {new} new tokens: a MomentCache takes the usual 2D "
+                "mask of the whole history, not a custom 4D one"
+            )
+        last = mask[:, 0, -1]
+        valid = last if last.dtype == torch.bool else last == 0
+        return None if bool(valid.all()) else valid
+
+    def _require_finite(self, key: Tensor, value: Tensor) -> None:
+        if key.device.type != "cpu" and key.shape[-2] == 1:
+            return  # no host synchronisation per decode step
+        if not bool(torch.isfinite(key.sum() + value.sum())):
+            bad = "keys" if not bool(torch.isfinite(key).all()) else "values"
+            if bool(torch.isfinite(key).all()) and bool(torch.isfinite(value).all()):
+                return  # only the sum overflowed
+            raise FloatingPointError(f"non-finite {bad} reached layer {self.rank} at token {self._seen - 1}")
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding included: positions and slicing go by it, not by what is held."""
+        return self._seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the mask: only the new tokens, since what is retained differs from head to head."""
+        return query_length, self._seen
+
+    def get_max_length(self) -> int:
+        """-1: any number of tokens can be seen."""
+        return -1
+
+    def reset(self) -> None:
+        self.__init__(self.plan, self.rank)  # type: ignore[misc]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Nothing to do for 0, the only value that MomentCache lets through."""
+
+    def _map(self, f: Any) -> None:
+        if self.state is not None:
+            self.state = self.state.map(f)
+            self.tokens = f(self.tokens)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times."""
+        self._map(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only the given rows."""
+        self._map(lambda x: x[indices.to(x.device), ...])
+
+    def offload(self) -> None:
+        self._map(lambda x: x.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        self._map(lambda x: x.to(self.device, non_blocking=True))

@@ -1,0 +1,97 @@
+"""What an eviction policy sees (`Evidence`) and what it must say (`score`)."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from momentkv.moments import Moments
+from momentkv.state import accumulate_dtype
+
+LOGITS_AT_ONCE = 1 << 24  # elements; queries are taken in blocks so that no step holds more
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a policy may look at, for one layer. Nothing here belongs to a model.
+
+    keys, values: the candidates, `[b, h, n, d]` and `[b, h, n, d_v]`, in order of position.
+    positions: `[b, h, n]`, counted per row without padding. valid: `[b, h, n]`, False in empty places.
+    queries: the observation window, scaled, `[b, h, g, w, d]`; one query while decoding.
+    query_positions: `[b, w]`, -1 where a row has fewer than `w` queries.
+    moments: of the tokens evicted so far. scaling: the model's softmax scale.
+    mass: attention each token received from all queries so far, `[b, h, n]`; only for policies that `need_mass`.
+    decoding: True for a decode step, where neighbours in the candidate list are not neighbours in the text.
+    layer: index of the layer. aligned: every head holds the same tokens at the same places.
+    """
+
+    keys: Float[Tensor, "b h n d"]
+    values: Float[Tensor, "b h n dv"]
+    positions: Int[Tensor, "b h n"]
+    valid: Bool[Tensor, "b h n"]
+    queries: Float[Tensor, "b h g w d"]
+    query_positions: Int[Tensor, "b w"]
+    moments: Moments
+    scaling: float
+    mass: Float[Tensor, "b h n"] | None = None
+    decoding: bool = False
+    layer: int = 0
+    aligned: bool = True
+
+
+class Policy(ABC):
+    """A score per token. Subclasses are final: to vary one, wrap it or write another file."""
+
+    needs_mass: ClassVar[bool] = False
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Names of the policy's own fields."""
+        return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+
+    @abstractmethod
+    def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
+        """How much each token is worth keeping; the lowest are evicted first. Values at invalid places are ignored."""
+
+
+def attention_weights(
+    queries: Float[Tensor, "b h g w d"],
+    query_positions: Int[Tensor, "b w"],
+    keys: Float[Tensor, "b h n d"],
+    positions: Int[Tensor, "b h n"],
+    valid: Bool[Tensor, "b h n"],
+) -> Float[Tensor, "b h g w n"]:
+    """Causal softmax attention of the queries over the candidates; a query at position -1 gives zeros."""
+    dtype = accumulate_dtype(queries)
+    logits = torch.einsum("bhgwd,bhnd->bhgwn", queries.to(dtype), keys.to(dtype))
+    seen = valid.unsqueeze(2) & (positions.unsqueeze(2) <= query_positions[:, None, :, None])
+    logits = logits.masked_fill(~seen.unsqueeze(2), -torch.inf)
+    return torch.nan_to_num(torch.softmax(logits, dim=-1), nan=0.0)  # a row without any key is NaN
+
+
+def received_attention(
+    queries: Float[Tensor, "b h g w d"],
+    query_positions: Int[Tensor, "b w"],
+    keys: Float[Tensor, "b h n d"],
+    positions: Int[Tensor, "b h n"],
+    valid: Bool[Tensor, "b h n"],
+) -> Float[Tensor, "b h n"]:
+    """Attention each token receives, summed over the queries and averaged over the group, in bounded memory."""
+    total = torch.zeros(valid.shape, dtype=accumulate_dtype(queries), device=keys.device)
+    batch, heads, groups, count, _ = queries.shape
+    block = max(1, LOGITS_AT_ONCE // (batch * heads * groups * keys.shape[2]))
+    for start in range(0, count, block):
+        part = slice(start, start + block)
+        weights = attention_weights(queries[..., part, :], query_positions[:, part], keys, positions, valid)
+        total += weights.sum(3).mean(2)
+    return total
+
+
+def window_attention(evidence: Evidence) -> Float[Tensor, "b h n"]:
+    """Attention of the observation window: summed over its queries, mean over the group's query heads."""
+    e = evidence
+    return received_attention(e.queries, e.query_positions, e.keys, e.positions, e.valid)

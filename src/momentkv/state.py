@@ -1,0 +1,79 @@
+"""Attention states: what one query needs to know about a set of tokens, and how states of disjoint sets merge."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+QUERY_BLOCK_ELEMENTS = 1 << 24  # logits held at once by `attend`: 64 MiB in fp32
+
+
+class AttnState(NamedTuple):
+    """The attention of queries over one set of tokens (docs/math.md, section 1).
+
+    out: softmax-weighted mean of the values, `[..., d_v]`, zero for the empty set.
+    lse: log of the softmax normaliser, `[...]`, `-inf` for the empty set.
+    """
+
+    out: Float[Tensor, "*q dv"]
+    lse: Float[Tensor, "*q"]
+
+
+def accumulate_dtype(x: Tensor) -> torch.dtype:
+    """fp32 for every 16-bit and 32-bit input, fp64 for fp64."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def empty_like(state: AttnState) -> AttnState:
+    """The state of the empty set: the neutral element of `merge`."""
+    return AttnState(torch.zeros_like(state.out), torch.full_like(state.lse, -torch.inf))
+
+
+def merge(x: AttnState, y: AttnState) -> AttnState:
+    """The state of the union of two disjoint sets (Eq. 1). Associative, commutative, exact.
+
+    Args:
+        x, y: states of the same shape; either or both may be empty.
+    """
+    lse = torch.logaddexp(x.lse, y.lse)
+    anchor = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)  # both empty: exp(-inf - 0) = 0, not NaN
+    weight_x, weight_y = (torch.exp(s.lse - anchor).unsqueeze(-1) for s in (x, y))
+    return AttnState(weight_x * x.out + weight_y * y.out, lse)
+
+
+def _attend_block(a: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AttnState:
+    logits = torch.einsum("bhgqd,bhnd->bhgqn", a, keys)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    lse = torch.logsumexp(logits, dim=-1)
+    anchor = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)
+    weights = torch.exp(logits - anchor.unsqueeze(-1))
+    return AttnState(torch.einsum("bhgqn,bhnv->bhgqv", weights, values), lse)
+
+
+def attend(
+    a: Float[Tensor, "b h g q d"],
+    keys: Float[Tensor, "b h n d"],
+    values: Float[Tensor, "b h n dv"],
+    mask: Bool[Tensor, "#b #h #g #q n"] | None = None,
+) -> AttnState:
+    """The exact state of `a` over the tokens that `mask` allows (Eq. 1); queries go in blocks of bounded memory.
+
+    Args:
+        a: scaled queries, so that `a . k` is the logit.
+        keys, values: tokens of each KV head, any floating dtype; the result is fp32 (fp64 for fp64 input).
+        mask: True where a token is attended to; None attends to all. A fully masked query gives the empty state.
+    """
+    dtype = accumulate_dtype(a)
+    a, keys, values = a.to(dtype), keys.to(dtype), values.to(dtype)
+    batch, heads, groups, queries, _ = a.shape
+    block = max(1, QUERY_BLOCK_ELEMENTS // max(1, batch * heads * groups * keys.shape[2]))
+    if queries <= block:
+        return _attend_block(a, keys, values, mask)
+    states = []
+    for start in range(0, queries, block):
+        rows = slice(start, start + block)
+        part = mask[..., rows, :] if mask is not None and mask.shape[-2] > 1 else mask
+        states.append(_attend_block(a[..., rows, :], keys, values, part))
+    return AttnState(torch.cat([s.out for s in states], dim=-2), torch.cat([s.lse for s in states], dim=-1))
