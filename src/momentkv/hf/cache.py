@@ -90,6 +90,7 @@ class MomentCache(Cache):
             for rank, i in enumerate(full):
                 layers[i] = MomentLayer(plan, rank)
         self._awaiting: MomentLayer | None = None
+        self._last_index, self._start = -1, 0  # of the forward pass under way
         super().__init__(layers=layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
@@ -100,9 +101,21 @@ class MomentCache(Cache):
                 "`with momentkv.hf.attend(model):` (or an earlier forward pass was interrupted: start a new cache)"
             )
         layer = self.layers[layer_idx]
+        self._require_complete_passes(layer_idx, layer.get_seq_length())
         result = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._awaiting = layer if isinstance(layer, MomentLayer) else None
         return result
+
+    def _require_complete_passes(self, layer_idx: int, seen: int) -> None:
+        """All layers must have seen the same tokens; an exception amid a forward pass leaves them apart."""
+        if self._last_index < 0 or layer_idx <= self._last_index:
+            self._start = seen
+        self._last_index = layer_idx
+        if seen != self._start:
+            raise RuntimeError(
+                f"layer {layer_idx} of this cache has seen {seen} tokens and another layer {self._start}: an earlier "
+                "forward pass was interrupted; reset() the cache or start a new one"
+            )
 
     def crop(self, tokens_to_remove: int) -> None:
         """Only `crop(0)` is possible: evicted tokens cannot come back, so assisted decoding is refused."""
@@ -118,7 +131,7 @@ class MomentCache(Cache):
 
     def reset(self) -> None:
         """Forget everything, as if new."""
-        self._awaiting = None
+        self._awaiting, self._last_index = None, -1
         super().reset()
 
     @property

@@ -153,6 +153,8 @@ class MomentLayer(CacheLayerMixin):
         scaling = d**-0.5 if scaling is None else scaling
         valid = self._validity(attention_mask, new)
         self._require_finite(key, value)
+        if self.state is not None and new > 1 and self.rank == 0:
+            self._require_new_positions(kwargs.get("position_ids"), new if valid is None else valid.sum(-1))
         if self.state is None:
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         a = query.unflatten(1, (heads, -1)) * scaling
@@ -202,6 +204,16 @@ class MomentLayer(CacheLayerMixin):
         last = mask[:, 0, -1]
         valid = last if last.dtype == torch.bool else last == 0
         return None if bool(valid.all()) else valid
+
+    def _require_new_positions(self, position_ids: Tensor | None, real: int | Tensor) -> None:
+        """A history fed again (as `use_cache=False` does) would be counted twice: its positions give it away."""
+        if position_ids is None or position_ids.dim() != 2 or self.state is None:
+            return
+        if bool((position_ids.amax(-1) < self.state.seen + real - 1).any()):
+            raise ValueError(
+                f"{position_ids.shape[-1]} tokens came at positions up to {int(position_ids.max())}, but this cache has "
+                f"seen {int(self.state.seen.max())} tokens: the history was fed again (use_cache=False does that)"
+            )
 
     def _require_finite(self, key: Tensor, value: Tensor) -> None:
         if key.device.type != "cpu" and key.shape[-2] == 1:

@@ -13,6 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from momentkv.compress import Chunk, candidates
 from momentkv.hf.attention import attend
 from momentkv.hf.cache import MomentCache
+from momentkv.hf.compat import cache_argument
 from momentkv.hf.layer import MomentLayer
 from momentkv.methods import METHODS
 from momentkv.policies.base import Evidence
@@ -115,7 +116,11 @@ def prefill(
             cache.layers[i] = recorder
     with attend(model):
         logits = model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            use_cache=True,
+            logits_to_keep=1,
+            **cache_argument(cache),
         ).logits[:, -1]
     layers = [layer.evidence if isinstance(layer, _Recorder) else layer for layer in cache.layers]
     recorded = [layer.length for layer in cache.layers if isinstance(layer, _Recorder) and layer.length is not None]
