@@ -52,20 +52,19 @@ def standard_texts() -> dict[str, str]:
     }
 
 
-def kl_to_full(model, record, ids, prompt, follow, method, budget, options) -> torch.Tensor:
-    """KL(full || compressed) in nats at each of the `follow` teacher-forced tokens."""
-    caches = [record.compress(method="full"), record.compress(budget, method, **options)]
-    out = []
-    with attend(model), torch.no_grad():
-        for i in range(prompt, prompt + follow):
-            logits = [model(ids[:, i : i + 1], **cache_argument(c), use_cache=True).logits[:, -1].log_softmax(-1) for c in caches]
-            out.append((logits[0].exp() * (logits[0] - logits[1])).sum(-1))
-    return torch.cat(out)
+@torch.no_grad()
+def log_probabilities(model, cache, ids) -> torch.Tensor:
+    """After each of the given tokens, fed one by one, `[tokens, vocabulary]`."""
+    with attend(model):
+        steps = (model(x, **cache_argument(cache), use_cache=True).logits[:, -1] for x in ids.split(1, dim=1))
+        return torch.cat([x.log_softmax(-1) for x in steps])
 
 
 def measure(model, ids, prompt, follow, budget, variants, kl) -> dict[str, dict[str, float]]:
     whole = prefill(model, ids[:, : prompt + follow], window=follow + 64)
     record = prefill(model, ids[:, :prompt]) if kl else None
+    follows = ids[:, prompt : prompt + follow]
+    full = log_probabilities(model, record.compress(method="full"), follows) if record is not None else None
     rows = {}
     for name in variants:
         method, options = VARIANTS[name]
@@ -82,8 +81,9 @@ def measure(model, ids, prompt, follow, budget, variants, kl) -> dict[str, dict[
             "cos_RE": stack["cosine"].mean().item(),
             "cos_estimate": stack["cosine_estimate"].mean().item(),
         }
-        if record is not None:
-            values = kl_to_full(model, record, ids, prompt, follow, method, tokens, options)
+        if record is not None and full is not None:
+            ours = log_probabilities(model, record.compress(tokens, method, **options), follows)
+            values = (full.exp() * (full - ours)).sum(-1)
             rows[name] |= {"kl": values.mean().item(), "kl_median": values.median().item()}
         print(f"  {name}: {json.dumps({k: round(v, 4) for k, v in rows[name].items()})}", file=sys.stderr, flush=True)
     return rows

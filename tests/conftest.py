@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from jaxtyping import install_import_hook
+
+SHAPED = ("state", "moments", "correction", "selection", "store", "policies")
+install_import_hook([f"momentkv.{m}" for m in SHAPED], "beartype.beartype")  # shapes in signatures, checked in tests
 
 torch.set_num_threads(1)  # the models here are tiny: threads would only wait for each other
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma3")

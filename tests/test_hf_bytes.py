@@ -52,7 +52,9 @@ def test_the_report_equals_the_tensors(tiny, method):
 
 
 def test_adaptive_budgets_hold_what_uniform_ones_hold(tiny):
-    caches = [compressed(tiny, 60, "momentkv", allocation=a) for a in ("uniform", "adaptive", "adaptive-floor", "pyramid")]
+    caches = [
+        compressed(tiny, 60, "momentkv", allocation=a) for a in ("uniform", "adaptive", "adaptive-floor", "pyramid")
+    ]
     for cache in caches:
         forward(tiny, prompt(2, 300), cache)
     totals = {c.report().total for c in caches}

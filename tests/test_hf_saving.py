@@ -38,7 +38,9 @@ def test_the_same_tokens_as_without_the_detour(tmp_path, method, dtype):
 
 
 @pytest.mark.parametrize("budget", [0.6, "110te", "100KiB"])
-@pytest.mark.parametrize("options", [{}, {"mass": "variance", "interval": 4}, {"moments": "raw-bfloat16"}, {"kernel": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"mass": "variance", "interval": 4}, {"moments": "raw-bfloat16"}, {"kernel": 5}]
+)
 def test_budgets_and_options_survive(tiny, tmp_path, budget, options):
     cache = compressed(tiny, budget, **options)
     generate(tiny, prompt(1, 100), cache, 8)
@@ -53,7 +55,8 @@ def test_hybrid_models_and_unused_caches(tmp_path, recwarn):
     cache = compressed(model)
     cache.save(tmp_path / "empty.safetensors")
     assert torch.equal(
-        generate(model, ids, MomentCache.load(tmp_path / "empty.safetensors", model.config)), generate(model, ids, cache)
+        generate(model, ids, MomentCache.load(tmp_path / "empty.safetensors", model.config)),
+        generate(model, ids, cache),
     )
     cache.save(tmp_path / "c.safetensors")
     loaded = MomentCache.load(tmp_path / "c.safetensors", model.config)

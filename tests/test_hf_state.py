@@ -41,7 +41,9 @@ def test_four_threads_share_one_model():
     [t.start() for t in threads], [t.join() for t in threads]
     assert model.config._attn_implementation == "sdpa"
     for i in range(4):
-        assert torch.equal(outputs[i], generate(model, prompt(1, 100, seed=i), compressed(model, method=METHODS[i]), 12))
+        assert torch.equal(
+            outputs[i], generate(model, prompt(1, 100, seed=i), compressed(model, method=METHODS[i]), 12)
+        )
 
 
 def test_deepcopy_forks_the_conversation(tiny):
@@ -161,6 +163,19 @@ def _argument(cache: MomentCache):
     from momentkv.hf.compat import cache_argument
 
     return cache_argument(cache)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_inference_mode_may_change_between_calls(tiny, outside):
+    cache, same = compressed(tiny), compressed(tiny)
+    with torch.inference_mode(outside):
+        forward(tiny, prompt(1, 100), cache)
+    with torch.inference_mode(not outside):
+        logits = forward(tiny, prompt(1, 1), cache)
+        logits = forward(tiny, prompt(1, 7, seed=2), cache)
+    for ids in (prompt(1, 100), prompt(1, 1), prompt(1, 7, seed=2)):
+        expected = forward(tiny, ids, same)
+    assert torch.equal(logits, expected)
 
 
 def test_attend_restores_after_an_exception_and_nests():

@@ -130,6 +130,7 @@ def _evict_in_rounds(
     return keep, capacity.to(torch.int32), stored
 
 
+@torch.inference_mode(False)  # a state born in inference mode could not be updated outside it
 @torch.no_grad()
 def compress(
     e: Evidence, settings: Settings, tokens: Tensor, seen: Tensor, old: LayerState | None = None

@@ -1,10 +1,9 @@
 """The constant-size summary of the evicted tokens of each KV head: count, means and centred scatter matrices."""
 
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from momentkv.state import accumulate_dtype
@@ -29,7 +28,7 @@ class Moments:
     scatter_kk: Float[Tensor, "b h d d"] | None = None
 
     @classmethod
-    def empty(cls, keys: Tensor, values: Tensor, *, first_order: bool = True, variance: bool = False) -> Self:
+    def empty(cls, keys: Tensor, values: Tensor, *, first_order: bool = True, variance: bool = False) -> "Moments":
         """The summary of no tokens, shaped for keys `[b, h, n, d]` and values `[b, h, n, d_v]`."""
         none = slice(0, 0)
         return cls.of(keys[:, :, none], values[:, :, none], first_order=first_order, variance=variance)
@@ -39,16 +38,16 @@ class Moments:
         cls,
         keys: Float[Tensor, "b h n d"],
         values: Float[Tensor, "b h n dv"],
-        weight: Float[Tensor, "b h n"] | None = None,
+        weight: Float[Tensor, "b h n"] | Bool[Tensor, "b h n"] | None = None,
         *,
         first_order: bool = True,
         variance: bool = False,
-    ) -> Self:
+    ) -> "Moments":
         """Moments of the given tokens, accumulated in fp32 (fp64 for fp64 input).
 
         Args:
             keys, values: the tokens.
-            weight: 1 for a token that counts, 0 for one that does not; None counts all.
+            weight: 1 or True for a token that counts, 0 or False for one that does not; None counts all.
             first_order, variance: which scatter matrices to keep.
         """
         dtype = accumulate_dtype(keys)
@@ -67,11 +66,11 @@ class Moments:
             weighted @ dk if variance else None,
         )
 
-    def merge(self, other: Self) -> Self:
+    def merge(self, other: "Moments") -> "Moments":
         """Moments of the union of two disjoint sets: the parallel formula (Eq. 7), exact and order-free."""
         return self._combine(other, 1)
 
-    def subtract(self, other: Self) -> Self:
+    def subtract(self, other: "Moments") -> "Moments":
         """Moments of the set without a subset of it: Eq. 7 with negative counts.
 
         Exact algebra, but fp32 keeps only what is left: going from 20,000 tokens down to 20 leaves an error of per
@@ -79,7 +78,7 @@ class Moments:
         """
         return self._combine(other, -1)
 
-    def _combine(self, other: Self, sign: int) -> Self:
+    def _combine(self, other: "Moments", sign: int) -> "Moments":
         n1, n2 = self.count, sign * other.count
         n = n1 + n2
         left = (n > 0).to(n.dtype)

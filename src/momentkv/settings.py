@@ -73,11 +73,15 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
-        if self.decode_window is not None and self.decode_window < 0:
+        window = self.decode_window
+        if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 0):
             raise ValueError(f"decode_window={self.decode_window!r}: must be None or at least 0")
         for name in ("alpha", "recent_share"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None and name == "recent_share":
+                continue
+            if not number or not 0 <= value <= 1:
                 raise ValueError(f"{name}={value!r}: must be between 0 and 1")
         if self.score == "snapkv" and self.options.get("kernel", 7) % 2 == 0:
             raise ValueError(f"kernel={self.options['kernel']!r}: the pooling width must be odd")

@@ -1,5 +1,6 @@
 """Attention states: what one query needs to know about a set of tokens, and how states of disjoint sets merge."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,12 @@ class AttnState(NamedTuple):
 def accumulate_dtype(x: Tensor) -> torch.dtype:
     """fp32 for every 16-bit and 32-bit input, fp64 for fp64."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def scaled(query: Tensor, scaling: float) -> Tensor:
+    """The query times the softmax scale, so that `a . k` is the logit; in the query's dtype only where that is exact."""
+    exact = math.frexp(scaling)[0] == 0.5  # a power of two changes no mantissa
+    return (query if exact else query.to(accumulate_dtype(query))) * scaling
 
 
 def empty_like(state: AttnState) -> AttnState:

@@ -16,7 +16,7 @@ from momentkv.hf.attention import LAYER
 from momentkv.layer import LayerState, spec_nbytes, state_spec, with_correction
 from momentkv.policies.base import Evidence
 from momentkv.settings import Settings
-from momentkv.state import attend
+from momentkv.state import attend, scaled
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,11 @@ class MomentLayer(CacheLayerMixin):
                 f"this cache holds a batch of {self.state.keys.shape[0]}, not of {key_states.shape[0]}: "
                 "use a new cache, or batch_repeat_interleave / batch_select_indices"
             )
+        if key_states.dtype != self.state.keys.dtype:
+            raise ValueError(
+                f"this cache holds {self.state.keys.dtype}, but the model gives {key_states.dtype}: load the model with "
+                "the cache's dtype"
+            )
         share = self.plan.budget.kind == "share" and self.plan.prompt_tokens is None
         if share and several and self._in_prompt:
             raise ValueError(
@@ -157,7 +162,7 @@ class MomentLayer(CacheLayerMixin):
             self._require_new_positions(kwargs.get("position_ids"), new if valid is None else valid.sum(-1))
         if self.state is None:
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-        a = query.unflatten(1, (heads, -1)) * scaling
+        a = scaled(query, scaling).unflatten(1, (heads, -1))
         if self.state is not None and new == 1:
             real = torch.ones(batch, dtype=torch.bool, device=key.device) if valid is None else valid[:, 0]
             exact = decode(self.state, self.plan.settings, a, key[:, :, 0], value[:, :, 0], real, scaling, self.rank)

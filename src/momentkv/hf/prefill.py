@@ -17,6 +17,7 @@ from momentkv.hf.compat import cache_argument
 from momentkv.hf.layer import MomentLayer
 from momentkv.methods import METHODS
 from momentkv.policies.base import Evidence
+from momentkv.state import scaled
 
 WINDOW = 64  # the largest observation window among the presets
 
@@ -37,7 +38,7 @@ class _Recorder(MomentLayer):
         scaling = key.shape[-1] ** -0.5 if scaling is None else scaling
         self._require_finite(key, value)
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kw)
-        a = query.unflatten(1, (key.shape[1], -1)) * scaling
+        a = scaled(query, scaling).unflatten(1, (key.shape[1], -1))
         seen = torch.zeros(key.shape[0], dtype=torch.int32, device=key.device)
         chunk = Chunk.of(key, value, a, seen, self._validity(attention_mask, key.shape[2]))
         scored = METHODS["h2o" if self.mass else "snapkv"].settings

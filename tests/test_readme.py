@@ -1,0 +1,62 @@
+"""Every command and every line of Python in the README runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import real_model
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands(program: str) -> list[str]:
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.startswith(program)]
+
+
+def test_the_readme_has_what_it_promises():
+    assert commands("make demo") and commands("make test") and commands("momentkv ") and blocks("python")
+
+
+@pytest.mark.parametrize("command", commands("make"))
+def test_make_targets_exist(command):
+    if not (ROOT / "Makefile").is_file():
+        pytest.skip("not in a checkout")
+    subprocess.run(["make", "-n", *shlex.split(command)[1:]], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", commands("momentkv"))
+def test_commands_run(command, tmp_path):
+    if "demo" in command:
+        real_model("smollm2")
+    (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 200, encoding="utf-8")
+    quick = {"demo": ["--tokens", "800"], "generate": ["--max-new-tokens", "8"]}
+    args = shlex.split(command)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "momentkv.cli", *args, *quick.get(args[0], [])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() or "--save-cache" in command
+    if "--save-cache" in command:
+        follow_up = next(c for c in commands("momentkv") if "--load-cache" in c)
+        args = shlex.split(follow_up)[1:]
+        subprocess.run([sys.executable, "-m", "momentkv.cli", *args, *quick["generate"]], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_runs(block, tmp_path):
+    real_model("smollm2")
+    (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 200, encoding="utf-8")
+    script = block.replace("max_new_tokens=200", "max_new_tokens=8")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
