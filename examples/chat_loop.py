@@ -1,7 +1,6 @@
 """Chat in fixed memory: the conversation grows, the cache does not."""
 
 import argparse
-from collections.abc import Iterator
 
 import torch
 
@@ -9,12 +8,7 @@ from momentkv.hf import MomentCache, attend
 from momentkv.hf.compat import cache_argument
 from momentkv.hf.models import load
 
-SCRIPT = (
-    "Name three rivers in Europe.",
-    "Which of them is the longest?",
-    "Write two sentences about it.",
-    "Thank you!",
-)
+SCRIPT = ("Name three rivers in Europe.", "Which of them is the longest?", "Tell me more about it.", "Thank you!")
 MARK = "momentkv-answer"
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -23,16 +17,6 @@ parser.add_argument("--interactive", action="store_true", help="type yourself; a
 parser.add_argument("--budget", default="64", help="tokens per head, or bytes")
 parser.add_argument("--new", type=int, default=80, help="tokens of each answer, at most")
 args = parser.parse_args()
-
-
-def said() -> Iterator[str]:
-    if args.interactive:
-        while text := input("> ").strip():
-            yield text
-    else:
-        for text in SCRIPT:
-            print(">", text)
-            yield text
 
 
 def turn(text: str, history: list[int]) -> list[int]:
@@ -52,7 +36,9 @@ def turn(text: str, history: list[int]) -> list[int]:
 model, tokenizer = load(args.model)
 cache, history = MomentCache(model.config, args.budget), []
 with attend(model):
-    for text in said():
+    for text in iter(lambda: input("> ").strip(), "") if args.interactive else SCRIPT:
+        if not args.interactive:
+            print(">", text)
         ids = torch.tensor([history + turn(text, history)], device=model.device)
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.new, do_sample=False, **cache_argument(cache)

@@ -23,17 +23,22 @@ args = parser.parse_args()
 questions = args.question or ["What does a finally clause do?", "What is a context manager?"]
 text = args.document.read_text() if args.document else topics["try"] + topics["with"] + topics["exceptions"]
 model, tokenizer = load(args.model)
+before, after, mark = "", "\nAnswer:", "momentkv-text"
+if tokenizer.chat_template:  # the document and the question are one message: split the template where its text goes
+    message = [{"role": "user", "content": mark}]
+    before, _, after = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True).partition(
+        mark
+    )
 
 
-def encode(text: str, **options: bool) -> torch.Tensor:
-    return tokenizer(text, return_tensors="pt", verbose=False, **options).input_ids
+def encode(text: str, special: bool = False) -> torch.Tensor:
+    return tokenizer(text, return_tensors="pt", verbose=False, add_special_tokens=special).input_ids
 
 
 def ask(file: Path, question: str) -> str:
     """The cache never changes on disk, so each question starts from the document alone."""
     cache = MomentCache.load(file, model.config, model.device)
-    ids = torch.cat([cache.token_ids, encode(f"\n\nQuestion: {question}\nAnswer:", add_special_tokens=False)], 1)
-    ids = ids.to(model.device)
+    ids = torch.cat([cache.token_ids, encode(f"\n\n{question}{after}")], 1).to(model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.new, do_sample=False, **cache_argument(cache)
     )
@@ -42,7 +47,7 @@ def ask(file: Path, question: str) -> str:
 
 with tempfile.TemporaryDirectory() as folder, attend(model), torch.no_grad():
     file = Path(folder) / "document.safetensors"
-    document = encode(text)[:, : args.tokens]
+    document = encode(before + text, special=not before)[:, : args.tokens]
     cache = MomentCache(model.config, args.budget)
     model(document.to(model.device), use_cache=True, logits_to_keep=1, **cache_argument(cache))
     cache.save(file, document)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-SHAPED = ("state", "moments", "correction", "selection", "store", "policies")
+SHAPED = ("state", "moments", "correction", "selection", "store", "policies.base")
 install_import_hook([f"momentkv.{m}" for m in SHAPED], "beartype.beartype")  # shapes in signatures, checked in tests
 
 torch.set_num_threads(1)  # the models here are tiny: threads would only wait for each other

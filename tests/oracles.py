@@ -201,9 +201,14 @@ def head_budgets(s: Any, judged: Scores, shielded: list[int], total: int) -> lis
         best = sorted(scores, key=lambda p: -scores[p])
         entries += [(-math.inf if best.index(p) < safe else -scores[p], h) for p in scores]
     winners = [h for _, h in sorted(entries)[:room]]
-    share = [winners.count(h) * room / max(1, len(winners)) for h in range(heads)]  # fewer candidates than room: spread
+    share = [float(winners.count(h)) for h in range(heads)]
     if s.allocation == "adaptive":
         share = [(1 - s.alpha) * x + s.alpha * room / heads for x in share]
+    has = [len(scores) for scores in judged]  # what a head cannot use goes to the others, by what they have left
+    spare = [max(0.0, n - x) for n, x in zip(has, share, strict=True)]
+    share = [min(n, x) for n, x in zip(has, share, strict=True)]
+    lack = max(0.0, room - sum(share)) / max(1e-9, sum(spare))
+    share = [x + y * min(1.0, lack) for x, y in zip(share, spare, strict=True)]
     return [n + x for n, x in zip(shielded, largest_remainder(share), strict=True)]
 
 

@@ -94,6 +94,12 @@ def test_head_budgets(allocation, alpha):
         assert rows[0].budget[0] != rows[0].budget[1]  # the case is one where heads differ
 
 
+@pytest.mark.parametrize("name", ["tova", "h2o"])
+def test_other_scores_with_adaptive_heads(name):
+    _, rows = run_both(small(name, allocation="adaptive", alpha=0.1), 17, [40, 6], seed=2)
+    assert rows[0].budget[0] != rows[0].budget[1]
+
+
 @pytest.mark.parametrize("name", ["snapkv", "adakv", "knorm", "momentkv:paper"])
 @pytest.mark.parametrize("block", [2, 4, 7])
 def test_blocks(name, block):
@@ -133,19 +139,22 @@ def test_padded_rows_of_different_length_equal_each_row_alone(name, tokens, leng
         state = grow(s, torch.tensor(tokens), k, v, a, valid=valid)
         for b in range(B):
             one = [x[b][..., valid[b], :] for x in (k, v, a)]
-            assert_same(s, state, b, grow_oracle(s, tokens[b], *one, oracles.Row.empty(H, tokens[b])))
+            row = grow_oracle(s, tokens[b], *one, oracles.Row.empty(H, tokens[b]))
+            assert_same(s, state, b, row)
+            assert_same(s, state.map(lambda x, b=b: x[b : b + 1]), 0, row)  # the row cut out of the batch
 
 
 @pytest.mark.parametrize("name", ["h2o", "adakv", "momentkv:paper"])
 def test_rows_that_stop_early_in_chunked_prefill(name):
-    s, (k, v, a) = small(name), draw(40, seed=7)
+    s, (k, v, a) = small(name, alpha=0.3), draw(40, seed=15)
     valid = torch.ones(B, 40, dtype=torch.bool)
-    valid[1, 25:] = False
-    state, rows = None, [oracles.Row.empty(H, 13) for _ in range(B)]
+    valid[1, 25:] = False  # its last chunk is empty: nothing of it may change
+    state, rows = None, [oracles.Row.empty(H, 18) for _ in range(B)]
     for part in (slice(0, 20), slice(20, 30), slice(30, 40)):
-        state = grow(s, 13, k[:, :, part], v[:, :, part], a[:, :, :, part], state, valid[:, part])
+        state = grow(s, 18, k[:, :, part], v[:, :, part], a[:, :, :, part], state, valid[:, part])
         for b, row in enumerate(rows):
             x = [t[b][..., part, :][..., valid[b, part], :] for t in (k, v, a)]
             if x[0].shape[1]:
-                grow_oracle(s, 13, *x, row)
+                grow_oracle(s, 18, *x, row)
             assert_same(s, state, b, row)
+    assert name != "adakv" or abs(rows[1].budget[0] - rows[1].budget[1]) > 3

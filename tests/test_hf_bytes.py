@@ -4,9 +4,9 @@ import gc
 
 import pytest
 import torch
+
 from conftest import build, prompt
 from helpers import compressed, forward
-
 from momentkv import METHODS
 
 COMPRESSING = [m for m in METHODS if m != "full"]

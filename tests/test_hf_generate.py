@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import build, prompt
-from helpers import assert_same_state, compressed, forward, generate
 from transformers import TextStreamer
 
+from conftest import build, prompt
+from helpers import assert_same_state, compressed, forward, generate
 from momentkv import METHODS
 from momentkv.hf import MomentCache, attend
 from momentkv.hf.compat import cache_argument
@@ -155,7 +155,7 @@ def test_padding_inside_a_second_turn(tiny):
 def test_assisted_decoding_is_a_clear_error(tiny):
     ids = prompt(1, 100)
     for options in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": build("llama")}):
-        with pytest.raises(ValueError, match="assisted|rolled back|cropped"):
+        with pytest.raises(ValueError, match=r"assisted|rolled back|cropped"):
             generate(tiny, ids.repeat(1, 2), compressed(tiny), **options)
 
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 import transformers
+
 from conftest import SIZES, build, prompt
 from helpers import compressed, forward, generate
-
 from momentkv.hf import MomentCache, attend
 from momentkv.hf.compat import cache_argument
 
@@ -156,7 +156,7 @@ def test_windowed_layers_are_left_alone_and_that_is_said_once():
     generate(model, ids, cache, 10)
     report = cache.report()
     assert [x.compressed for x in report.layers] == [False, True, False, True]
-    assert report.layers[0].tokens == [[23]] and report.layers[1].tokens == [[44, 44]] or report.tokens_per_head == 44
+    assert (report.layers[0].tokens == [[23]] and report.layers[1].tokens == [[44, 44]]) or report.tokens_per_head == 44
     full = MomentCache(model.config, 1000)
     generate(model, ids, full, 10)
     assert torch.equal(full.layers[0].keys, full.layers[0].keys) and full.report().layers[0].tokens == [[23]]

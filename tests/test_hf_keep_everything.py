@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import FAMILIES, build, prompt, real_model
-from helpers import forward, generate
 from transformers import DynamicCache
 
+from conftest import FAMILIES, build, prompt, real_model
+from helpers import forward, generate
 from momentkv.hf import MomentCache
 from momentkv.hf.compat import cache_argument
 

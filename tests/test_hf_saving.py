@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import build, prompt
-from helpers import assert_same_state, compressed, forward, generate
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from conftest import build, prompt
+from helpers import assert_same_state, compressed, forward, generate
 from momentkv import METHODS
 from momentkv.hf import CacheFileError, MomentCache
 
@@ -98,9 +98,9 @@ def test_another_budget_or_method_is_refused(tiny, saved, expected, reason):
 
 
 def test_another_model_or_version_is_refused(saved, tmp_path):
-    with pytest.raises(CacheFileError, match="another model.*num_hidden_layers"):
+    with pytest.raises(CacheFileError, match=r"another model.*num_hidden_layers"):
         MomentCache.load(saved[1], build("llama", num_hidden_layers=2).config)
-    with pytest.raises(CacheFileError, match="another model.*model_type"):
+    with pytest.raises(CacheFileError, match=r"another model.*model_type"):
         MomentCache.load(saved[1], build("qwen2").config)
     model = build("llama")
     header, tensors = _open(saved[1])

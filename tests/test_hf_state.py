@@ -5,11 +5,11 @@ import threading
 
 import pytest
 import torch
-from conftest import build, prompt
-from helpers import assert_same_state, compressed, forward, generate, states
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import build, prompt
+from helpers import assert_same_state, compressed, forward, generate, states
 from momentkv.hf import MomentCache, attend, prefill
 
 METHODS = ["momentkv", "momentkv:paper", "h2o", "adakv", "streaming"]

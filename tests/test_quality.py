@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 import torch
-from conftest import build, prompt
 
+from conftest import build, prompt
 from momentkv import settings_for
 from momentkv.evals import attention_error
 from momentkv.hf import attend, prefill

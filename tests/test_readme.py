@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import real_model
 
 ROOT = Path(__file__).parent.parent

@@ -60,16 +60,19 @@ class Budget:
         return cls("te" if unit == "te" else "bytes", amount)
 
     def __str__(self) -> str:
-        if self.kind == "te":
-            return f"{self.amount:g}te"
-        return f"{self.amount:g}" + ("B" if self.kind == "bytes" else "")
+        """Text that `parse` reads back as the same budget."""
+        number = f"{self.amount:.15f}".rstrip("0")
+        if self.kind == "share":
+            return number + "0" if number.endswith(".") else number
+        return number.rstrip(".") + {"tokens": "", "te": "te", "bytes": "B"}[self.kind]
 
 
 def round_to_sum(x: Float[Tensor, "b m"]) -> Int[Tensor, "b m"]:
     """Round non-negative numbers to integers by largest remainder: each row's (integral) sum is conserved."""
     floor = torch.floor(x + 1e-9)
     missing = (x.sum(-1) - floor.sum(-1)).round().unsqueeze(-1)
-    remainder_rank = ranks(x - floor, torch.ones_like(x, dtype=torch.bool))
+    remainder = ((x - floor) * 2**20).round()  # equal ones must not be told apart by rounding noise
+    remainder_rank = ranks(remainder, torch.ones_like(x, dtype=torch.bool))
     return (floor + (remainder_rank < missing)).long()
 
 
@@ -117,8 +120,16 @@ def adaptive(
     share = (
         count if settings.allocation == "adaptive-floor" else (1 - settings.alpha) * count + settings.alpha * uniform
     )
-    floor = torch.full_like(share, float(settings.interval)).minimum(uniform)
+    floor = torch.full_like(share, settings.interval + settings.wider_while_decoding).minimum(uniform)
+    return shielded + round_to_sum(_bounded(share, floor, eligible.sum(-1).double(), room.unsqueeze(-1).double()))
+
+
+def _bounded(share: Tensor, floor: Tensor, ceiling: Tensor, room: Tensor) -> Tensor:
+    """Shares between floor and ceiling (what a head has) that still add up to `room`, where that is possible."""
     excess = (share - floor).clamp(min=0)
     total = excess.sum(-1, keepdim=True)
-    scale = (room.unsqueeze(-1) - heads * floor) / torch.where(total > 0, total, torch.ones_like(total))
-    return shielded + round_to_sum(floor + excess * scale)
+    share = floor + excess * ((room - floor.sum(-1, keepdim=True)) / torch.where(total > 0, total, 1.0))
+    capped = share.minimum(ceiling)
+    slack = ceiling - capped
+    left = (room - capped.sum(-1, keepdim=True)) / slack.sum(-1, keepdim=True).clamp(min=1e-9)
+    return capped + slack * left.clamp(max=1)

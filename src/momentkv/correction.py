@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from momentkv.moments import Moments
-from momentkv.state import AttnState
+from momentkv.state import AttnState, per_head_product
 
 ValueRule = Callable[[Tensor, Moments], Tensor]
 MassRule = Callable[[Tensor, Moments], Tensor]
@@ -23,12 +23,12 @@ def first_order(a: Float[Tensor, "b h g q d"], m: Moments) -> Float[Tensor, "b h
     if m.scatter_vk is None:
         raise ValueError("first order needs scatter_vk, which these moments do not keep")
     slope = m.scatter_vk * m.inverse_count()[..., None, None]
-    return m.mean_v[:, :, None, None, :] + torch.einsum("bhgqd,bhvd->bhgqv", a, slope)
+    return m.mean_v[:, :, None, None, :] + per_head_product(a, slope.transpose(-1, -2))
 
 
 def jensen_mass(a: Float[Tensor, "b h g q d"], m: Moments) -> Float[Tensor, "b h g q"]:
     """`log Z_E ~ log n_e + a . k_mean` (Eq. 8): the paper's lower bound, `-inf` for the empty set."""
-    return torch.log(m.count)[:, :, None, None] + torch.einsum("bhgqd,bhd->bhgq", a, m.mean_k)
+    return torch.log(m.count)[:, :, None, None] + per_head_product(a, m.mean_k.unsqueeze(-1)).squeeze(-1)
 
 
 def variance_mass(a: Float[Tensor, "b h g q d"], m: Moments) -> Float[Tensor, "b h g q"]:
@@ -36,7 +36,7 @@ def variance_mass(a: Float[Tensor, "b h g q d"], m: Moments) -> Float[Tensor, "b
     if m.scatter_kk is None:
         raise ValueError("the variance mass needs scatter_kk, which these moments do not keep")
     covariance = m.scatter_kk * m.inverse_count()[..., None, None]
-    variance = torch.einsum("bhgqd,bhde,bhgqe->bhgq", a, covariance, a).clamp(min=0)
+    variance = (per_head_product(a, covariance) * a).sum(-1).clamp(min=0)
     return jensen_mass(a, m) + torch.log1p(variance / 2)
 
 

@@ -7,48 +7,64 @@ from torch import Tensor
 
 from momentkv import store, summary
 from momentkv.layer import LayerState, protected_window, with_correction
-from momentkv.policies.base import Evidence, attention_weights
+from momentkv.moments import Moments
+from momentkv.policies.base import Evidence, window_attention
 from momentkv.selection import protected
 from momentkv.settings import Settings
-from momentkv.state import AttnState, attend
+from momentkv.state import AttnState, accumulate_dtype, attend_logits, per_head_product
 
 GROWTH = 64  # slots added per head when a cache that never evicts while decoding runs full
 
 
-def _append(state: LayerState, k: Tensor, v: Tensor, real: Tensor) -> None:
+def _place(state: LayerState, slots: store.Slots, positions: Tensor, slot: Tensor, new: Tensor) -> None:
+    """Write positions, both to the state and to their dense copy, in place."""
+    slots.write(state.positions, slot, new)
+    if not slots.uniform:
+        positions.scatter_(-1, slot, new)
+
+
+def _append(state: LayerState, slots: store.Slots, positions: Tensor, k: Tensor, v: Tensor, real: Tensor) -> None:
     """Write one token per head into its first free slot, in place; rows that are not `real` keep the slot free."""
-    positions = state.dense(state.positions)
-    exists = torch.arange(state.width, device=k.device) < state.capacity.unsqueeze(-1)
-    slot = ((positions == store.FREE) & exists).to(torch.uint8).argmax(-1)
-    flat = (store.offsets(state.capacity) + slot).long()
-    rows = torch.arange(flat.shape[0], device=flat.device).unsqueeze(-1)
-    state.keys[rows, flat] = k.to(state.keys.dtype)
-    state.values[rows, flat] = v.to(state.values.dtype)
-    state.positions[rows, flat] = (
-        torch.where(real, state.seen, store.FREE).unsqueeze(-1).expand_as(slot).to(torch.int32)
-    )
+    free = positions == store.FREE
+    if not slots.uniform:
+        free &= slots.exists
+    slot = free.to(torch.uint8).argmax(-1, keepdim=True)
+    slots.write(state.keys, slot, k.unsqueeze(2))
+    slots.write(state.values, slot, v.unsqueeze(2))
+    position = torch.where(real, state.seen, store.FREE).view(-1, 1, 1)
+    _place(state, slots, positions, slot, position.expand_as(slot))
     if state.mass is not None:
-        state.mass[rows, flat] = 0.0
+        slots.write(state.mass, slot, torch.zeros_like(slot))
     state.seen += real
 
 
-def _evict_one_interval(state: LayerState, e: Evidence, settings: Settings) -> None:
+def _summarise(state: LayerState, e: Evidence, victim: Tensor, weight: Tensor, settings: Settings) -> None:
+    """Absorb the victims into the stored summary, in place."""
+    k, v = (x.gather(2, victim.unsqueeze(-1).expand(*victim.shape, x.shape[-1])) for x in (e.keys, e.values))
+    if victim.shape[-1] == 1:
+        evicted = Moments.single(k.squeeze(2), v.squeeze(2), weight.squeeze(-1))
+    else:
+        evicted = summary.moments_of(k, v, weight, settings)
+    new = summary.absorb(state.summary, evicted, settings)
+    for name, x in state.summary.items():
+        x.copy_(new[name])
+
+
+def _evict(state: LayerState, slots: store.Slots, e: Evidence, settings: Settings) -> None:
     """Evict `interval` tokens of every head that is over its budget, in place (Algorithm 1, lines 3-15)."""
-    due = e.valid.sum(-1) >= state.capacity
+    due = e.valid.sum(-1, keepdim=True) >= state.capacity.unsqueeze(-1)
     tokens = (state.capacity.sum(-1) - state.capacity.shape[1]) // state.capacity.shape[1]
     window = protected_window(settings, tokens, True)
     eligible = e.valid & ~protected(e.positions, e.valid, state.seen, settings.sinks, window)
     scores = settings.policy.score(e).masked_fill(~eligible, torch.inf)
-    victim = scores.topk(min(settings.interval, scores.shape[-1]), dim=-1, largest=False).indices
-    weight = due.unsqueeze(-1) & eligible.gather(-1, victim)
+    if settings.interval == 1:
+        victim = scores.argmin(-1, keepdim=True)
+    else:
+        victim = scores.topk(min(settings.interval, scores.shape[-1]), dim=-1, largest=False).indices
+    weight = due & eligible.gather(-1, victim)
     if state.summary:
-        k, v = (x.gather(2, victim.unsqueeze(-1).expand(*victim.shape, x.shape[-1])) for x in (e.keys, e.values))
-        new = summary.absorb(state.summary, summary.moments_of(k, v, weight, settings), settings)
-        for name, x in state.summary.items():
-            x.copy_(new[name])
-    flat = (store.offsets(state.capacity).unsqueeze(-1) + victim).flatten(1).long()
-    kept = state.positions.gather(1, flat)
-    state.positions.scatter_(1, flat, torch.where(weight.flatten(1), store.FREE, kept).to(torch.int32))
+        _summarise(state, e, victim, weight, settings)
+    _place(state, slots, e.positions, victim, e.positions.gather(-1, victim).masked_fill(weight, store.FREE))
 
 
 def _grow(state: LayerState) -> None:
@@ -67,11 +83,10 @@ def _grow(state: LayerState) -> None:
     state.refresh()
 
 
-def _add_mass(state: LayerState, e: Evidence) -> Evidence:
-    """Add the current query's attention to the accumulated mass, in place."""
+def _add_mass(state: LayerState, slots: store.Slots, e: Evidence, real: Tensor) -> Evidence:
+    """Add the current query's attention to the accumulated mass, in place; padding is no query."""
     assert state.mass is not None
-    received = attention_weights(e.queries, e.query_positions, e.keys, e.positions, e.valid).sum(3).mean(2)
-    mass = state.dense(state.mass) + received
+    mass = slots.dense(state.mass) + window_attention(e) * real.view(-1, 1, 1)
     state.mass.copy_(store.pack(mass, state.capacity, state.mass.shape[1]))
     return replace(e, mass=mass)
 
@@ -88,31 +103,26 @@ def decode(
     """
     if state.room <= 0 and settings.decoding == "grow":
         _grow(state)
-    evicting = state.room <= 0
-    _append(state, k, v, real)
-    keys, values, positions = (state.dense(x) for x in (state.keys, state.values, state.positions))
+    evicting, slots = state.room <= 0, state.slots()
+    positions = slots.positions(state.positions)
+    _append(state, slots, positions, k, v, real)
+    dtype = accumulate_dtype(a)
+    keys, values = slots.dense(state.keys), slots.dense(state.values)
+    live = positions != store.FREE
+    logits = per_head_product(a.to(dtype), keys.to(dtype).transpose(-1, -2))
+    logits = logits.masked_fill(~live[:, :, None, None], -torch.inf)
     if evicting or state.mass is not None:
-        e = Evidence(
-            keys,
-            values,
-            positions,
-            positions != store.FREE,
-            a,
-            (state.seen - 1).unsqueeze(-1),
-            state.moments(settings),
-            scaling,
-            decoding=True,
-            layer=layer,
-            aligned=not settings.adaptive,
-        )
+        newest = (state.seen - 1).unsqueeze(-1)
+        moments = state.moments(settings)
+        e = Evidence(keys, values, positions, live, a, newest, moments, scaling, None, logits, True, layer)
+        e = replace(e, aligned=not settings.adaptive)
         if state.mass is not None:
-            e = _add_mass(state, e)
+            e = _add_mass(state, slots, e, real)
         if evicting:
-            _evict_one_interval(state, e, settings)
-            positions = state.dense(state.positions)
+            _evict(state, slots, e, settings)
+            logits = logits.masked_fill((positions == store.FREE)[:, :, None, None], -torch.inf)
     if not evicting:
         state.room -= 1
     elif settings.interval > 1:
         state.refresh()
-    exact = attend(a, keys, values, (positions != store.FREE)[:, :, None, None, :])
-    return with_correction(exact, state, settings, a)
+    return with_correction(attend_logits(logits, values.to(dtype)), state, settings, a)

@@ -24,7 +24,8 @@ class LayerState:
     capacity: slots of each head, `[b, h]` int32: its budget and one more, so that a token can be appended before
         another is evicted. seen: tokens of each row so far, `[b]` int32. mass: accumulated attention, `[b, s]`, or
         None. summary: stored moments by name (see `summary`).
-    width: slots of the widest head. room: appends that are certain to need no eviction. Both are host integers.
+    width: slots of the widest head. uniform: whether all heads have that many. room: appends that are certain to need
+        no eviction. These three live on the host.
     """
 
     keys: Tensor
@@ -35,10 +36,11 @@ class LayerState:
     mass: Tensor | None = None
     summary: dict[str, Tensor] = field(default_factory=dict)
     width: int = 0
+    uniform: bool = True
     room: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name: the whole state but for two integers that `refresh` restores."""
+        """Every tensor by name: the whole state but for what `refresh` restores."""
         own = {name: getattr(self, name) for name in (*_REQUIRED, "mass")}
         return {name: x for name, x in own.items() if x is not None} | self.summary
 
@@ -56,9 +58,14 @@ class LayerState:
         return LayerState.from_tensors({name: f(x) for name, x in self.tensors().items()})
 
     def refresh(self) -> None:
-        """Recompute the host integers; waits for the device."""
+        """Recompute what lives on the host; waits for the device."""
         self.width = int(self.capacity.max())
+        self.uniform = bool((self.capacity == self.width).all())
         self.room = int((self.capacity - 1 - self.lengths()).amin())
+
+    def slots(self) -> store.Slots:
+        """The dense layout of this state."""
+        return store.Slots(self.capacity, self.keys.shape[1], self.width, self.uniform)
 
     def dense(self, x: Tensor) -> Tensor:
         """A flat tensor per head: `[b, h, width, ...]`; a view when all heads have the same capacity."""

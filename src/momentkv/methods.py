@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from momentkv.policies import POLICIES
-from momentkv.settings import Settings, one_of
+from momentkv.policies.base import one_of
+from momentkv.settings import Settings
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Settings))
 

@@ -1,5 +1,6 @@
 """The constant-size summary of the evicted tokens of each KV head: count, means and centred scatter matrices."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,8 +67,19 @@ class Moments:
             weighted @ dk if variance else None,
         )
 
+    @classmethod
+    def single(
+        cls, key: Float[Tensor, "b h d"], value: Float[Tensor, "b h dv"], weight: Bool[Tensor, "b h"]
+    ) -> "Moments":
+        """One token per head, where `weight` is True: its scatter is zero and is left out."""
+        dtype = accumulate_dtype(key)
+        return cls(weight.to(dtype), key.to(dtype), value.to(dtype))
+
     def merge(self, other: "Moments") -> "Moments":
-        """Moments of the union of two disjoint sets: the parallel formula (Eq. 7), exact and order-free."""
+        """Moments of the union of two disjoint sets: the parallel formula (Eq. 7), exact and order-free.
+
+        The result keeps the scatter matrices that `self` keeps; one that `other` lacks counts as zero.
+        """
         return self._combine(other, 1)
 
     def subtract(self, other: "Moments") -> "Moments":
@@ -81,15 +93,16 @@ class Moments:
     def _combine(self, other: "Moments", sign: int) -> "Moments":
         n1, n2 = self.count, sign * other.count
         n = n1 + n2
-        left = (n > 0).to(n.dtype)
-        share = left * n2 / torch.where(n > 0, n, torch.ones_like(n))
+        left = (n > 0).to(n.dtype)  # nothing left: everything is zero, means too
+        share = left * n2 / n.clamp(min=1)
         dk, dv = other.mean_k - self.mean_k, other.mean_v - self.mean_v
         kept, cross = left[..., None, None], (n1 * share)[..., None, None]
 
         def scatter(x: Tensor | None, y: Tensor | None, rows: Tensor, columns: Tensor) -> Tensor | None:
-            if x is None or y is None:
+            if x is None:
                 return None
-            return kept * (x + sign * y) + cross * (rows.unsqueeze(-1) * columns.unsqueeze(-2))
+            both = x if y is None else x + sign * y
+            return kept * both + (cross * rows.unsqueeze(-1)) * columns.unsqueeze(-2)
 
         return replace(
             self,
@@ -126,15 +139,19 @@ class Moments:
         return torch.linalg.vector_norm(r, dim=-1)
 
 
-def to_raw_sums(m: Moments, dtype: torch.dtype) -> dict[str, Tensor]:
+def to_raw_sums(m: Moments, dtype: torch.dtype, scatters: Collection[str] | None = None) -> dict[str, Tensor]:
     """The paper's sufficient statistics (Eq. 5), rounded to `dtype`: the reference mode, not the default.
 
     Half precision is lossy here on real models: fp16 overflows at 65504 and bf16 keeps 8 bits of a large sum.
+
+    Args:
+        scatters: which of "scatter_vk" and "scatter_kk" to give, zero where `m` lacks one; None: those that `m` keeps.
     """
     sums = {"count": m.count, "mean_k": m.count.unsqueeze(-1) * m.mean_k, "mean_v": m.count.unsqueeze(-1) * m.mean_v}
     for name, scatter, left in (("scatter_vk", m.scatter_vk, m.mean_v), ("scatter_kk", m.scatter_kk, m.mean_k)):
-        if scatter is not None:
-            sums[name] = scatter + m.count[..., None, None] * left.unsqueeze(-1) * m.mean_k.unsqueeze(-2)
+        if scatter is not None or name in (scatters or ()):
+            of_means = m.count[..., None, None] * left.unsqueeze(-1) * m.mean_k.unsqueeze(-2)
+            sums[name] = of_means if scatter is None else scatter + of_means
     return {name: x if name == "count" else x.to(dtype) for name, x in sums.items()}
 
 

@@ -25,7 +25,8 @@ def protected(
 
 def ranks(scores: Float[Tensor, "*b n"], eligible: Bool[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
     """Rank of each eligible token, 0 for the best; ties go to the earlier token, the rest rank behind."""
-    order = scores.masked_fill(~eligible, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    finite = scores.clamp(min=torch.finfo(scores.dtype).min)  # so that no score ties with a token that may not compete
+    order = finite.masked_fill(~eligible, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     place = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, place)
 

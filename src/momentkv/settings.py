@@ -1,10 +1,11 @@
 """Everything that can be chosen about a compressed cache, as one frozen, validated value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from momentkv.policies import POLICIES
-from momentkv.policies.base import Policy
+from momentkv.policies.base import Policy, one_of
 
 Allocation = Literal["uniform", "pyramid", "adaptive", "adaptive-floor"]
 Correction = Literal["off", "zeroth", "first"]
@@ -21,10 +22,16 @@ _CHOICES = {
 }
 
 
-def one_of(name: str, value: object, valid: Any) -> None:
-    """Raise a ValueError that quotes `value` and names what is valid."""
-    if value not in valid:
-        raise ValueError(f"{name}={value!r} is not known; valid: {', '.join(map(str, valid))}")
+class Options(dict[str, Any]):
+    """A policy's options: a dict that cannot be changed, so that settings stay what was validated."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("settings cannot be changed: make new ones")
+
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return Options, (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Settings:
     """
 
     score: str = "snapkv"
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     allocation: Allocation = "uniform"
     alpha: float = 0.2
     sinks: int = 4
@@ -83,8 +90,8 @@ class Settings:
                 continue
             if not number or not 0 <= value <= 1:
                 raise ValueError(f"{name}={value!r}: must be between 0 and 1")
-        if self.score == "snapkv" and self.options.get("kernel", 7) % 2 == 0:
-            raise ValueError(f"kernel={self.options['kernel']!r}: the pooling width must be odd")
+        object.__setattr__(self, "options", Options(self.options))
+        _ = self.policy  # checks its own options
 
     @property
     def policy(self) -> Policy:
@@ -112,7 +119,12 @@ class Settings:
         return self.allocation in ("adaptive", "adaptive-floor")
 
     @property
+    def wider_while_decoding(self) -> int:
+        """Tokens that decoding protects beyond those that a prefill does."""
+        return 0 if self.recent_share is not None else max(0, (self.decode_window or 0) - self.window)
+
+    @property
     def least_budget(self) -> int:
         """The smallest budget in tokens: sinks and window are kept, and `interval` tokens must be left to evict."""
-        window = 0 if self.recent_share is not None else max(self.window, self.decode_window or 0)
-        return self.sinks + window + self.interval
+        window = 0 if self.recent_share is not None else self.window
+        return self.sinks + window + self.wider_while_decoding + self.interval

@@ -27,7 +27,7 @@ def accumulate_dtype(x: Tensor) -> torch.dtype:
 
 
 def scaled(query: Tensor, scaling: float) -> Tensor:
-    """The query times the softmax scale, so that `a . k` is the logit; in the query's dtype only where that is exact."""
+    """The query times the softmax scale: `a . k` is the logit. In the query's dtype only where that is exact."""
     exact = math.frexp(scaling)[0] == 0.5  # a power of two changes no mantissa
     return (query if exact else query.to(accumulate_dtype(query))) * scaling
 
@@ -49,14 +49,21 @@ def merge(x: AttnState, y: AttnState) -> AttnState:
     return AttnState(weight_x * x.out + weight_y * y.out, lse)
 
 
-def _attend_block(a: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AttnState:
-    logits = torch.einsum("bhgqd,bhnd->bhgqn", a, keys)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf)
+def per_head_product(x: Float[Tensor, "b h g q m"], y: Float[Tensor, "b h m n"]) -> Float[Tensor, "b h g q n"]:
+    """Every query head of a group against its KV head's matrix: one batched product, nothing repeated."""
+    return (x.flatten(2, 3) @ y).unflatten(2, x.shape[2:4])
+
+
+def attend_logits(logits: Float[Tensor, "b h g q n"], values: Float[Tensor, "b h n dv"]) -> AttnState:
+    """The state of tokens given their logits, `-inf` for those that are not attended to (Eq. 1)."""
     lse = torch.logsumexp(logits, dim=-1)
-    anchor = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)
-    weights = torch.exp(logits - anchor.unsqueeze(-1))
-    return AttnState(torch.einsum("bhgqn,bhnv->bhgqv", weights, values), lse)
+    anchor = torch.where(lse == -torch.inf, 0.0, lse)
+    return AttnState(per_head_product(torch.exp(logits - anchor.unsqueeze(-1)), values), lse)
+
+
+def _attend_block(a: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AttnState:
+    logits = per_head_product(a, keys.transpose(-1, -2))
+    return attend_logits(logits if mask is None else logits.masked_fill(~mask, -torch.inf), values)
 
 
 def attend(

@@ -16,13 +16,6 @@ def offsets(capacity: Int[Tensor, "b h"]) -> Int[Tensor, "b h"]:
     return capacity.cumsum(-1) - capacity
 
 
-def dense_index(capacity: Int[Tensor, "b h"], width: int) -> tuple[Int[Tensor, "b h n"], Bool[Tensor, "b h n"]]:
-    """Flat slot of each dense slot, and which dense slots exist (heads narrower than `width` have no more)."""
-    slot = torch.arange(width, device=capacity.device)
-    exists = slot < capacity.unsqueeze(-1)
-    return torch.where(exists, offsets(capacity).unsqueeze(-1) + slot, 0), exists
-
-
 def flat_index(capacity: Int[Tensor, "b h"], slots: int, width: int) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
     """Dense slot (`head * width + slot`) of each flat slot, and which flat slots belong to a head at all."""
     ends = capacity.cumsum(-1).contiguous()
@@ -40,14 +33,52 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x[rows, index.long()]
 
 
+class Slots:
+    """The dense layout of one state: built once, used for all of its tensors.
+
+    Args:
+        capacity: slots of each head, `[b, h]`. slots: flat slots per row. width: of the widest head.
+        uniform: whether every capacity equals `width`: flat and dense are then the same memory, unless a longer row
+            that is gone has left slots behind.
+    """
+
+    def __init__(self, capacity: Int[Tensor, "b h"], slots: int, width: int, uniform: bool) -> None:
+        batch, heads = capacity.shape
+        self.shape, self.uniform = (batch, heads, width), uniform and slots == heads * width
+        first = torch.arange(0, batch * slots, slots, device=capacity.device).unsqueeze(-1)
+        self.base = first + offsets(capacity)  # first slot of each head, counted over all rows
+        if not self.uniform:
+            slot = torch.arange(width, device=capacity.device)
+            self.exists = slot < capacity.unsqueeze(-1)
+            self.index = torch.where(self.exists, self.base.unsqueeze(-1) + slot, 0).flatten()
+
+    def dense(self, x: Tensor) -> Tensor:
+        """Flat to dense: a view where uniform; else a copy, where slots that do not exist hold another slot's data."""
+        if self.uniform:
+            return x.unflatten(1, self.shape[1:])
+        return x.flatten(0, 1).index_select(0, self.index).unflatten(0, self.shape)
+
+    def positions(self, x: Int[Tensor, "b s"]) -> Int[Tensor, "b h n"]:
+        """Dense positions, -1 where there is no token or no slot."""
+        return self.dense(x) if self.uniform else self.dense(x).masked_fill(~self.exists, FREE)
+
+    def write(self, x: Tensor, slot: Int[Tensor, "b h m"], new: Tensor) -> None:
+        """Write `new` `[b, h, m, ...]` to dense slots of a flat tensor, in place."""
+        index = (self.base.unsqueeze(-1) + slot).flatten()
+        x.flatten(0, 1).index_copy_(0, index, new.to(x.dtype).flatten(0, 2))
+
+
 def unpack(x: Tensor, capacity: Int[Tensor, "b h"], width: int) -> Tensor:
-    """Flat to dense. A view (writes go through) when all capacities equal `width`, a gathered copy otherwise."""
-    if x.shape[1] == capacity.shape[1] * width:
-        return x.unflatten(1, (capacity.shape[1], width))
-    index, exists = dense_index(capacity, width)
-    out = take(x, index)
+    """Flat to dense. A view (writes go through) when all capacities equal `width`, a gathered copy otherwise.
+
+    Slots that a head does not have are free (-1) in integer tensors and 0 in floating ones.
+    """
+    slots = Slots(capacity, x.shape[1], width, bool((capacity == width).all()))
+    out = slots.dense(x)
+    if slots.uniform:
+        return out
     empty = FREE if not x.is_floating_point() else 0
-    return out.masked_fill(~exists.view(*exists.shape, *([1] * (out.dim() - 3))), empty)
+    return out.masked_fill(~slots.exists.view(*slots.shape, *([1] * (out.dim() - 3))), empty)
 
 
 def pack(x: Tensor, capacity: Int[Tensor, "b h"], slots: int) -> Tensor:

@@ -47,7 +47,7 @@ def absorb(summary: dict[str, Tensor], evicted: Moments, settings: Settings) -> 
     if settings.moments == "centred":
         merged = read(summary, settings).merge(evicted)
         return {name: getattr(merged, name) for name in summary}
-    added = to_raw_sums(evicted, torch.float32)
+    added = to_raw_sums(evicted, torch.float32, summary)
     return {name: (x.float() + added[name]).to(x.dtype) for name, x in summary.items()}
 
 

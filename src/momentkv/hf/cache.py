@@ -101,7 +101,7 @@ class MomentCache(Cache):
                 "`with momentkv.hf.attend(model):` (or an earlier forward pass was interrupted: start a new cache)"
             )
         layer = self.layers[layer_idx]
-        self._require_complete_passes(layer_idx, layer.get_seq_length())
+        self._require_complete_passes(layer_idx, self.get_seq_length(layer_idx))
         result = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._awaiting = layer if isinstance(layer, MomentLayer) else None
         return result

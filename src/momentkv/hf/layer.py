@@ -132,8 +132,8 @@ class MomentLayer(CacheLayerMixin):
             )
         if key_states.dtype != self.state.keys.dtype:
             raise ValueError(
-                f"this cache holds {self.state.keys.dtype}, but the model gives {key_states.dtype}: load the model with "
-                "the cache's dtype"
+                f"this cache holds {self.state.keys.dtype}, but the model gives {key_states.dtype}: "
+                "load the model with the cache's dtype"
             )
         share = self.plan.budget.kind == "share" and self.plan.prompt_tokens is None
         if share and several and self._in_prompt:
@@ -216,8 +216,8 @@ class MomentLayer(CacheLayerMixin):
             return
         if bool((position_ids.amax(-1) < self.state.seen + real - 1).any()):
             raise ValueError(
-                f"{position_ids.shape[-1]} tokens came at positions up to {int(position_ids.max())}, but this cache has "
-                f"seen {int(self.state.seen.max())} tokens: the history was fed again (use_cache=False does that)"
+                f"{position_ids.shape[-1]} tokens came at positions up to {int(position_ids.max())}, but this cache "
+                f"has seen {int(self.state.seen.max())}: the history was fed again (use_cache=False does that)"
             )
 
     def _require_finite(self, key: Tensor, value: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from momentkv.moments import Moments
-from momentkv.state import accumulate_dtype
+from momentkv.state import accumulate_dtype, per_head_product
 
 LOGITS_AT_ONCE = 1 << 24  # elements; queries are taken in blocks so that no step holds more
 
@@ -26,6 +27,8 @@ class Evidence:
     moments: of the tokens evicted so far. scaling: the model's softmax scale.
     mass: attention each token received from all queries so far, `[b, h, n]`; only for policies that `need_mass`.
     decoding: True for a decode step, where neighbours in the candidate list are not neighbours in the text.
+    logits: of the queries over the candidates, `[b, h, g, w, n]`, `-inf` where a query may not look; None when they
+        are still to be computed.
     layer: index of the layer. aligned: every head holds the same tokens at the same places.
     """
 
@@ -38,9 +41,16 @@ class Evidence:
     moments: Moments
     scaling: float
     mass: Float[Tensor, "b h n"] | None = None
+    logits: Float[Tensor, "b h g w n"] | None = None
     decoding: bool = False
     layer: int = 0
     aligned: bool = True
+
+
+def one_of(name: str, value: object, valid: Iterable[object]) -> None:
+    """Raise a ValueError that quotes `value` and names what is valid."""
+    if value not in valid:
+        raise ValueError(f"{name}={value!r} is not known; valid: {', '.join(map(str, valid))}")
 
 
 class Policy(ABC):
@@ -67,7 +77,7 @@ def attention_weights(
 ) -> Float[Tensor, "b h g w n"]:
     """Causal softmax attention of the queries over the candidates; a query at position -1 gives zeros."""
     dtype = accumulate_dtype(queries)
-    logits = torch.einsum("bhgwd,bhnd->bhgwn", queries.to(dtype), keys.to(dtype))
+    logits = per_head_product(queries.to(dtype), keys.to(dtype).transpose(-1, -2))
     seen = valid.unsqueeze(2) & (positions.unsqueeze(2) <= query_positions[:, None, :, None])
     logits = logits.masked_fill(~seen.unsqueeze(2), -torch.inf)
     return torch.nan_to_num(torch.softmax(logits, dim=-1), nan=0.0)  # a row without any key is NaN
@@ -94,4 +104,6 @@ def received_attention(
 def window_attention(evidence: Evidence) -> Float[Tensor, "b h n"]:
     """Attention of the observation window: summed over its queries, mean over the group's query heads."""
     e = evidence
+    if e.logits is not None:
+        return torch.softmax(e.logits, dim=-1).nan_to_num(0.0).sum(3).mean(2)
     return received_attention(e.queries, e.query_positions, e.keys, e.positions, e.valid)

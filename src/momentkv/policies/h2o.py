@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from momentkv.policies.base import Evidence, Policy
+from momentkv.policies.base import Evidence, Policy, one_of
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class H2O(Policy):
 
     needs_mass = True
     mean: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("mean", self.mean, (True, False))
 
     def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
         if evidence.mass is None:

@@ -6,7 +6,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from momentkv.policies.base import Evidence, Policy, window_attention
+from momentkv.policies.base import Evidence, Policy, one_of, window_attention
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,9 @@ class MomentResidual(Policy):
     """
 
     residual: Literal["centred", "uncentred"] = "centred"
+
+    def __post_init__(self) -> None:
+        one_of("residual", self.residual, ("centred", "uncentred"))
 
     def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
         norm = evidence.moments.residual(

@@ -21,6 +21,10 @@ class Random(Policy):
 
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int):
+            raise ValueError(f"seed={self.seed!r}: must be a whole number")
+
     def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
         heads = torch.arange(evidence.positions.shape[1], device=evidence.positions.device).view(1, -1, 1)
         x = evidence.positions.long() + (heads << 20) + (evidence.layer << 26) + self.seed * 0x9E3779B1

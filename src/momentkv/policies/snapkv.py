@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from momentkv.policies.base import Evidence, Policy, window_attention
+from momentkv.policies.base import Evidence, Policy, one_of, window_attention
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class SnapKV(Policy):
 
     kernel: int = 7
     pool: Literal["avg", "max"] = "avg"
+
+    def __post_init__(self) -> None:
+        one_of("pool", self.pool, ("avg", "max"))
+        if not isinstance(self.kernel, int) or self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel!r}: the pooling width must be a whole odd number")
 
     def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
         attention = window_attention(evidence)

@@ -1,11 +1,11 @@
 """TOVA (Oren et al., 2024, arXiv 2401.06104): attention of the last query, averaged over all heads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
 
-from momentkv.policies.base import Evidence, Policy, attention_weights
+from momentkv.policies.base import Evidence, Policy, window_attention
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,11 @@ class Tova(Policy):
 
     def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
         e = evidence
-        last = attention_weights(e.queries[..., -1:, :], e.query_positions[:, -1:], e.keys, e.positions, e.valid)
-        per_head = last.squeeze(3).mean(2)
+        last = replace(
+            e,
+            queries=e.queries[..., -1:, :],
+            query_positions=e.query_positions[:, -1:],
+            logits=None if e.logits is None else e.logits[..., -1:, :],
+        )
+        per_head = window_attention(last)
         return per_head.mean(1, keepdim=True).expand_as(per_head) if e.aligned else per_head
