@@ -27,7 +27,7 @@ demo: venv  ## run the demo; ARGS="..." adds options
 
 test: venv  ## run the tests; ARGS="..." goes to pytest
 	$(PYTHON) -m momentkv.hf.models
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n 2 $(ARGS)
 
 test-slow: venv  ## run the quality tests on real models
 	$(PYTHON) -m momentkv.hf.models
@@ -35,7 +35,7 @@ test-slow: venv  ## run the quality tests on real models
 
 test-oldest: venv .oldest/.$(OLDEST)  ## run the transformers tests on the oldest version supported
 	$(PYTHON) -m momentkv.hf.models
-	PYTHONPATH=.oldest $(PYTHON) -m pytest tests/test_hf*.py $(ARGS)
+	PYTHONPATH=.oldest $(PYTHON) -m pytest -n 2 tests/test_hf*.py $(ARGS)
 
 # Only transformers itself is older, so no second torch is needed.
 .oldest/.$(OLDEST): | venv

@@ -128,7 +128,7 @@ def test_methods_as_json(capsys):
         (["--budget", "20"], ["budget=20", "37"]),
         (["--set", "windw=64"], ["'windw'", "window", "kernel"]),
         (["--set", "window"], ["'window'", "name=value"]),
-        (["--set", "alpha=much"], ["alpha=much"]),
+        (["--set", "alpha=much"], ["alpha='much'"]),
         (["--set", "kernel=4"], ["kernel=4", "odd"]),
         (["--prompt-file", "/no/such.txt"], ["/no/such.txt"]),
         (["--load-cache", "/no/such.cache"], ["/no/such.cache"]),

@@ -7,7 +7,9 @@ import torch
 
 from conftest import build, prompt
 from helpers import compressed, forward
-from momentkv import METHODS
+from momentkv import METHODS, state_spec
+from momentkv.hf import attend
+from momentkv.hf.compat import cache_argument
 
 COMPRESSING = [m for m in METHODS if m != "full"]
 
@@ -25,9 +27,10 @@ def test_constant_over_2000_generated_tokens(tiny):
         forward(tiny, prompt(1, 120), cache)
     before = {m: (c.report().total, [x.keys.data_ptr() for x in _states(c)]) for m, c in caches.items()}
     held = live_bytes()
-    for i in range(2000):
-        for cache in caches.values() if i % 10 == 0 else [caches["momentkv"]]:
-            forward(tiny, prompt(1, 1, seed=i), cache)
+    with attend(tiny), torch.no_grad():
+        for i in range(2000):
+            for cache in caches.values() if i % 20 == 0 else [caches["momentkv"]]:
+                tiny(prompt(1, 1, seed=i), use_cache=True, **cache_argument(cache))
     for m, cache in caches.items():
         assert (cache.report().total, [x.keys.data_ptr() for x in _states(cache)]) == before[m], m
     assert live_bytes() <= held + 4096
@@ -37,6 +40,21 @@ def test_constant_over_2000_generated_tokens(tiny):
 
 def _states(cache):
     return [layer.state for layer in cache.moment_layers]
+
+
+@pytest.mark.parametrize("method", COMPRESSING)
+def test_states_are_what_they_declare(tiny, method):
+    for options in (
+        {},
+        {"correction": "zeroth"},
+        {"correction": "first", "mass": "variance"},
+        {"correction": "first", "moments": "raw-float16"},
+    ):
+        cache = compressed(tiny, 50, method, **options)
+        forward(tiny, prompt(2, 120), cache)
+        for state in _states(cache):
+            spec = state_spec(cache.settings, 2, 16, 16, state.keys.shape[1], torch.float32)
+            assert {name: (tuple(x.shape[1:]), x.dtype) for name, x in state.tensors().items()} == spec
 
 
 @pytest.mark.parametrize("method", COMPRESSING)

@@ -49,7 +49,7 @@ def test_sinks_matter_and_every_method_beats_random_or_says_so(smollm2, referenc
         kl[name] = (full.exp() * (full - teacher_forced(model, cache, ids[:, 1200:]))).sum(-1).mean().item()
     assert all(x >= 0 for x in kl.values())
     assert max(kl[m] for m in ("momentkv", "snapkv", "adakv", "momentkv:paper")) < kl["random"], kl
-    assert kl["no sinks"] > 2 * kl["streaming"] and kl["no sinks"] > 1, kl
+    assert kl["no sinks"] > 5 * kl["streaming"], kl
 
 
 def test_attention_error_is_zero_when_nothing_is_evicted():

@@ -76,6 +76,11 @@ def round_to_sum(x: Float[Tensor, "b m"]) -> Int[Tensor, "b m"]:
     return (floor + (remainder_rank < missing)).long()
 
 
+def even_shares(total: Int[Tensor, " b"], heads: int) -> Int[Tensor, "b h"]:
+    """`total` in whole and nearly equal parts."""
+    return round_to_sum((total.double() / heads).unsqueeze(-1).expand(-1, heads))
+
+
 def pyramid(tokens: int, settings: Settings, layers: int, prompt: int | None = None) -> list[int]:
     """PyramidKV's budgets per layer (Cai et al., 2024, arXiv 2406.02069): a falling ramp with mean `tokens`.
 

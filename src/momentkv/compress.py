@@ -119,6 +119,7 @@ def _evict_in_rounds(
             eligible = keep & ~shield
             judged = block_means(scores, eligible, settings.block)
             budget = budgets.adaptive(judged, eligible, (shield & keep).sum(-1), left, settings)
+            budget = budget + budgets.even_shares((target - left).clamp(min=0), heads)  # room that nobody needs yet
         else:
             budget = (left // heads).unsqueeze(-1).expand(-1, heads)
         kept = keep_mask(scores, keep, shield, budget.masked_fill(~over.unsqueeze(-1), everything), settings.block)
@@ -180,6 +181,7 @@ def compress(
         flat(e.values, "values"),
         flat(e.positions, "positions"),
         capacity,
+        tokens.to(torch.int32),
         seen.to(torch.int32),
         flat(e.mass, "mass") if e.mass is not None and "mass" in spec else None,
         stored,

@@ -53,10 +53,10 @@ def _summarise(state: LayerState, e: Evidence, victim: Tensor, weight: Tensor, s
 def _evict(state: LayerState, slots: store.Slots, e: Evidence, settings: Settings) -> None:
     """Evict `interval` tokens of every head that is over its budget, in place (Algorithm 1, lines 3-15)."""
     due = e.valid.sum(-1, keepdim=True) >= state.capacity.unsqueeze(-1)
-    tokens = (state.capacity.sum(-1) - state.capacity.shape[1]) // state.capacity.shape[1]
-    window = protected_window(settings, tokens, True)
+    window = protected_window(settings, state.budget, True)
     eligible = e.valid & ~protected(e.positions, e.valid, state.seen, settings.sinks, window)
-    scores = settings.policy.score(e).masked_fill(~eligible, torch.inf)
+    scores = settings.policy.score(e)
+    scores = scores.clamp(max=torch.finfo(scores.dtype).max).masked_fill(~eligible, torch.inf)
     if settings.interval == 1:
         victim = scores.argmin(-1, keepdim=True)
     else:

@@ -13,7 +13,7 @@ from momentkv.settings import Settings
 from momentkv.state import AttnState, merge
 
 Shape = tuple[int, ...]
-_REQUIRED = ("keys", "values", "positions", "capacity", "seen")
+_REQUIRED = ("keys", "values", "positions", "capacity", "budget", "seen")
 
 
 @dataclass
@@ -22,8 +22,9 @@ class LayerState:
 
     keys, values: flat slots `[b, s, d]`, `[b, s, d_v]` (see `store`). positions: `[b, s]` int32, -1 for a free slot.
     capacity: slots of each head, `[b, h]` int32: its budget and one more, so that a token can be appended before
-        another is evicted. seen: tokens of each row so far, `[b]` int32. mass: accumulated attention, `[b, s]`, or
-        None. summary: stored moments by name (see `summary`).
+        another is evicted. budget: mean tokens per head that each row may hold, `[b]` int32. seen: tokens of each row
+        so far, `[b]` int32. mass: accumulated attention, `[b, s]`, or None. summary: stored moments by name (see
+        `summary`).
     width: slots of the widest head. uniform: whether all heads have that many. room: appends that are certain to need
         no eviction. These three live on the host.
     """
@@ -32,6 +33,7 @@ class LayerState:
     values: Tensor
     positions: Tensor
     capacity: Tensor
+    budget: Tensor
     seen: Tensor
     mass: Tensor | None = None
     summary: dict[str, Tensor] = field(default_factory=dict)
@@ -47,9 +49,9 @@ class LayerState:
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "LayerState":
         """The inverse of `tensors`."""
-        keys, values, positions, capacity, seen = (tensors[name] for name in _REQUIRED)
+        keys, values, positions, capacity, budget, seen = (tensors[name] for name in _REQUIRED)
         parts = {name: x for name, x in tensors.items() if name in summary.FIELDS}
-        state = cls(keys, values, positions, capacity, seen, tensors.get("mass"), parts)
+        state = cls(keys, values, positions, capacity, budget, seen, tensors.get("mass"), parts)
         state.refresh()
         return state
 
@@ -91,6 +93,7 @@ def state_spec(
         "values": ((slots, dv), dtype),
         "positions": ((slots,), torch.int32),
         "capacity": ((heads,), torch.int32),
+        "budget": ((), torch.int32),
         "seen": ((), torch.int32),
     }
     if settings.policy.needs_mass:

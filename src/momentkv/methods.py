@@ -33,7 +33,7 @@ _SNAPKV_PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "kvcf": ("KVCache-Factory: window 8, max, kernel 7", {**_AS_PUBLISHED, "window": 8, "pool": "max"}),
 }
 _ONE_SHOT: dict[str, tuple[str, dict[str, Any]]] = {
-    "kvpress": ("kvpress 0.5: prefill only, nothing protected", dict(_AS_PUBLISHED)),
+    "kvpress": ("kvpress 0.5: prefill only, no sinks", dict(_AS_PUBLISHED)),
 }
 
 METHODS: dict[str, Method] = {
@@ -50,7 +50,7 @@ METHODS: dict[str, Method] = {
         Settings(score="h2o", recent_share=0.5, window=1),
         {
             "kvpress": (
-                "mean instead of sum, prefill only, no recent part",
+                "mean instead of sum, prefill only, of recent tokens only the newest",
                 {**_AS_PUBLISHED, "mean": True, "recent_share": None},
             ),
             "kvcf": ("prefill only, 8 recent tokens", {**_AS_PUBLISHED, "recent_share": None, "window": 8}),

@@ -43,10 +43,13 @@ def merge(x: AttnState, y: AttnState) -> AttnState:
     Args:
         x, y: states of the same shape; either or both may be empty.
     """
-    lse = torch.logaddexp(x.lse, y.lse)
-    anchor = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)  # both empty: exp(-inf - 0) = 0, not NaN
-    weight_x, weight_y = (torch.exp(s.lse - anchor).unsqueeze(-1) for s in (x, y))
-    return AttnState(weight_x * x.out + weight_y * y.out, lse)
+    top = torch.maximum(x.lse, y.lse)
+    top = torch.where(top == -torch.inf, 0.0, top)  # both empty: exp(-inf - 0) = 0, not NaN
+    weight_x, weight_y = torch.exp(x.lse - top), torch.exp(y.lse - top)
+    total = weight_x + weight_y
+    share = (weight_x / torch.where(total > 0, total, 1.0)).unsqueeze(-1)
+    rest = (weight_y / torch.where(total > 0, total, 1.0)).unsqueeze(-1)
+    return AttnState(share * x.out + rest * y.out, top + torch.log(total))
 
 
 def per_head_product(x: Float[Tensor, "b h g q m"], y: Float[Tensor, "b h m n"]) -> Float[Tensor, "b h g q n"]:
@@ -57,8 +60,8 @@ def per_head_product(x: Float[Tensor, "b h g q m"], y: Float[Tensor, "b h m n"])
 def attend_logits(logits: Float[Tensor, "b h g q n"], values: Float[Tensor, "b h n dv"]) -> AttnState:
     """The state of tokens given their logits, `-inf` for those that are not attended to (Eq. 1)."""
     lse = torch.logsumexp(logits, dim=-1)
-    anchor = torch.where(lse == -torch.inf, 0.0, lse)
-    return AttnState(per_head_product(torch.exp(logits - anchor.unsqueeze(-1)), values), lse)
+    weights = torch.softmax(logits, dim=-1).masked_fill((lse == -torch.inf).unsqueeze(-1), 0.0)
+    return AttnState(per_head_product(weights, values), lse)
 
 
 def _attend_block(a: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AttnState:

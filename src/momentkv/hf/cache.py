@@ -47,7 +47,8 @@ class MomentCache(Cache):
         config: the model's configuration. Sliding-window and linear-attention layers keep transformers' own cache.
         budget: tokens per KV head (128: the summary comes on top), a share of the prompt (0.1), or bytes with the
             summary included: "16MiB" for the whole cache, all rows of the batch, or "128te" for the bytes of 128
-            tokens per head. Window and sinks are part of it. Prompts that fit are left alone.
+            tokens per head. Window and sinks are part of it. Prompts that fit are left alone. A share that comes to
+            less than sinks, window and one token is raised to that.
         method: a name of `momentkv.METHODS`, or "name:preset"; default "momentkv".
         preset: a published variant of the method, such as "paper".
         prompt_tokens: length of the whole prompt, needed for a share budget when the prompt comes in chunks.
@@ -88,7 +89,7 @@ class MomentCache(Cache):
             plan = Plan(settings, self.budget, len(full), prompt_tokens)
             plan.check()
             for rank, i in enumerate(full):
-                layers[i] = MomentLayer(plan, rank)
+                layers[i] = MomentLayer(plan, rank, i)
         self._awaiting: MomentLayer | None = None
         self._last_index, self._start = -1, 0  # of the forward pass under way
         super().__init__(layers=layers)

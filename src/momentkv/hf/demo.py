@@ -26,8 +26,9 @@ from momentkv.report import Report
 
 METHODS = {"StreamingLLM": "streaming", "SnapKV": "snapkv", "Ada-KV": "adakv", "MomentKV": "momentkv"}
 NUMBER = "7294816"
-NEEDLE = f"The secret access code of the archive is {NUMBER}."
-QUESTION = "What is the secret access code of the archive?"
+# A question that the demo model answers from the full cache: one that it cannot answer at all would compare nothing.
+NEEDLE = f"The telephone number of the Lisbon office is {NUMBER}."
+QUESTION = "What is the telephone number of the Lisbon office?"
 CONTINUATION = 128  # tokens of the text after the document, on which the methods are compared with the full cache
 ANSWER = 24  # tokens
 LEAST = 600  # tokens of document below which there is nothing to compress

@@ -88,19 +88,18 @@ class MomentLayer(CacheLayerMixin):
     is_croppable = False
     is_sliding = False
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: Plan, rank: int, index: int) -> None:
         super().__init__()
-        self.plan, self.rank = plan, rank
+        self.plan, self.rank, self.index = plan, rank, index
         self.state: LayerState | None = None
         self.pending = False
-        self.tokens: Tensor | None = None  # mean budget per head of each row
         self._seen = 0  # columns seen, padding included: what transformers slices by
         self._in_prompt = True  # no decode step since the first update
 
     @classmethod
-    def filled(cls, plan: Plan, rank: int, evidence: Evidence, seen: Tensor, columns: int) -> "MomentLayer":
+    def filled(cls, like: "MomentLayer", evidence: Evidence, seen: Tensor, columns: int) -> "MomentLayer":
         """A layer that has just seen a prompt of `columns` columns, given as evidence (see `momentkv.hf.prefill`)."""
-        layer = cls(plan, rank)
+        layer = cls(like.plan, like.rank, like.index)
         layer._fill(evidence, seen)
         layer._seen, layer.device = columns, evidence.keys.device
         layer.is_initialized = True
@@ -165,7 +164,7 @@ class MomentLayer(CacheLayerMixin):
         a = scaled(query, scaling).unflatten(1, (heads, -1))
         if self.state is not None and new == 1:
             real = torch.ones(batch, dtype=torch.bool, device=key.device) if valid is None else valid[:, 0]
-            exact = decode(self.state, self.plan.settings, a, key[:, :, 0], value[:, :, 0], real, scaling, self.rank)
+            exact = decode(self.state, self.plan.settings, a, key[:, :, 0], value[:, :, 0], real, scaling, self.index)
             out = self._to_model(exact.out, query)
         else:
             attended = self._chunk(a, key, value, valid, scaling)
@@ -183,7 +182,7 @@ class MomentLayer(CacheLayerMixin):
         seen = old.seen if old is not None else torch.zeros(key.shape[0], dtype=torch.int32, device=key.device)
         with torch.no_grad():
             chunk = Chunk.of(key, value, a, seen, valid)
-            e = candidates(chunk, settings, scaling, old, self.rank)
+            e = candidates(chunk, settings, scaling, old, self.index)
             out = None
             if old is not None:
                 mask = e.valid.unsqueeze(2) & (e.positions.unsqueeze(2) <= chunk.query_positions[:, None, :, None])
@@ -193,9 +192,11 @@ class MomentLayer(CacheLayerMixin):
         return out
 
     def _fill(self, e: Evidence, seen: Tensor) -> None:
-        if self.tokens is None:
-            self.tokens = self.plan.tokens(self.rank, seen.long(), e.keys, e.values)
-        self.state = compress(e, self.plan.settings, self.tokens, seen, self.state)
+        if self.state is None:
+            tokens = self.plan.tokens(self.rank, seen.long(), e.keys, e.values)
+        else:
+            tokens = self.state.budget.long()
+        self.state = compress(e, self.plan.settings, tokens, seen, self.state)
 
     def _validity(self, mask: Tensor | None, new: int) -> Tensor | None:
         """Which new tokens are real, `[b, m]`, from the model's mask; None when all are."""
@@ -208,6 +209,8 @@ class MomentLayer(CacheLayerMixin):
             )
         last = mask[:, 0, -1]
         valid = last if last.dtype == torch.bool else last == 0
+        if new == 1:
+            return valid  # no host synchronisation per decode step
         return None if bool(valid.all()) else valid
 
     def _require_new_positions(self, position_ids: Tensor | None, real: int | Tensor) -> None:
@@ -227,7 +230,7 @@ class MomentLayer(CacheLayerMixin):
             bad = "keys" if not bool(torch.isfinite(key).all()) else "values"
             if bool(torch.isfinite(key).all()) and bool(torch.isfinite(value).all()):
                 return  # only the sum overflowed
-            raise FloatingPointError(f"non-finite {bad} reached layer {self.rank} at token {self._seen - 1}")
+            raise FloatingPointError(f"non-finite {bad} reached layer {self.index} at token {self._seen - 1}")
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding included: positions and slicing go by it, not by what is held."""
@@ -242,7 +245,7 @@ class MomentLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        self.__init__(self.plan, self.rank)  # type: ignore[misc]
+        self.__init__(self.plan, self.rank, self.index)  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Nothing to do for 0, the only value that MomentCache lets through."""
@@ -250,7 +253,6 @@ class MomentLayer(CacheLayerMixin):
     def _map(self, f: Any) -> None:
         if self.state is not None:
             self.state = self.state.map(f)
-            self.tokens = f(self.tokens)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))

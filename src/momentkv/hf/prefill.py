@@ -43,7 +43,7 @@ class _Recorder(MomentLayer):
         chunk = Chunk.of(key, value, a, seen, self._validity(attention_mask, key.shape[2]))
         scored = METHODS["h2o" if self.mass else "snapkv"].settings
         assert scored is not None
-        self.evidence = candidates(chunk, scored, scaling, None, self.rank, window=self.window)
+        self.evidence = candidates(chunk, scored, scaling, None, self.index, window=self.window)
         self.length = chunk.real
         self.pending = False
         return out
@@ -79,7 +79,7 @@ class Prefill:
                 cache.layers[i] = copy.deepcopy(recorded)
             elif isinstance(fresh, MomentLayer):
                 self._check(fresh, recorded)
-                cache.layers[i] = MomentLayer.filled(fresh.plan, fresh.rank, recorded, self.lengths, self.tokens)
+                cache.layers[i] = MomentLayer.filled(fresh, recorded, self.lengths, self.tokens)
             elif isinstance(fresh, DynamicLayer):
                 fresh.update(*self._full(recorded))
         return cache
@@ -112,7 +112,7 @@ def prefill(
     cache = MomentCache(model.config, method="snapkv")
     for i, layer in enumerate(cache.layers):
         if isinstance(layer, MomentLayer):
-            recorder = _Recorder(layer.plan, layer.rank)
+            recorder = _Recorder(layer.plan, layer.rank, layer.index)
             recorder.window, recorder.mass = window, mass
             cache.layers[i] = recorder
     with attend(model):

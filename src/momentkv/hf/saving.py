@@ -50,9 +50,9 @@ def _layer_tensors(layer: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if isinstance(layer, MomentLayer):
         if layer.pending:
             raise CacheFileError("the last forward pass did not finish: this cache cannot be saved")
-        if layer.state is None or layer.tokens is None:
+        if layer.state is None:
             return {}, {}
-        return {**layer.state.tensors(), "tokens": layer.tokens}, {"seen": layer._seen, "in_prompt": layer._in_prompt}
+        return layer.state.tensors(), {"seen": layer._seen, "in_prompt": layer._in_prompt}
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         if not layer.is_initialized:
             return {}, {}
@@ -106,7 +106,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CacheFileError(f"{str(path)!r} is cut short or damaged: {error}") from error
     if "momentkv" not in metadata:
         raise CacheFileError(f"{str(path)!r} is a safetensors file, but not a saved cache")
-    header = json.loads(metadata["momentkv"])
+    try:
+        header = json.loads(metadata["momentkv"])
+    except ValueError as error:
+        raise CacheFileError(f"{str(path)!r} was altered: its header cannot be read") from error
     if header.get("format") != FORMAT:
         raise CacheFileError(f"{str(path)!r} has format {header.get('format')!r}; this version reads format {FORMAT}")
     if _digest(header, tensors) != metadata.get("sha256"):
@@ -150,7 +153,6 @@ def load(path: str | os.PathLike[str], config: PreTrainedConfig, device: Any, ex
         if not own:
             continue
         if isinstance(layer, MomentLayer):
-            layer.tokens = own.pop("tokens")
             layer.state = LayerState.from_tensors(own)
             layer.lazy_initialization(own["keys"], own["values"])
             layer._seen, layer._in_prompt = host["seen"], host["in_prompt"]

@@ -25,7 +25,7 @@ class Evidence:
     queries: the observation window, scaled, `[b, h, g, w, d]`; one query while decoding.
     query_positions: `[b, w]`, -1 where a row has fewer than `w` queries.
     moments: of the tokens evicted so far. scaling: the model's softmax scale.
-    mass: attention each token received from all queries so far, `[b, h, n]`; only for policies that `need_mass`.
+    mass: attention each token received from all queries so far, `[b, h, n]`; only for policies with `needs_mass`.
     decoding: True for a decode step, where neighbours in the candidate list are not neighbours in the text.
     logits: of the queries over the candidates, `[b, h, g, w, n]`, `-inf` where a query may not look; None when they
         are still to be computed.
@@ -49,7 +49,7 @@ class Evidence:
 
 def one_of(name: str, value: object, valid: Iterable[object]) -> None:
     """Raise a ValueError that quotes `value` and names what is valid."""
-    if value not in valid:
+    if value not in tuple(valid):
         raise ValueError(f"{name}={value!r} is not known; valid: {', '.join(map(str, valid))}")
 
 

@@ -28,7 +28,7 @@ class Random(Policy):
     def score(self, evidence: Evidence) -> Float[Tensor, "b h n"]:
         heads = torch.arange(evidence.positions.shape[1], device=evidence.positions.device).view(1, -1, 1)
         x = evidence.positions.long() + (heads << 20) + (evidence.layer << 26) + self.seed * 0x9E3779B1
-        for multiplier in (0x7FEB352D, 0x846CA68B):  # the 32-bit finaliser lowbias32
+        for multiplier in (0x7FEB352D, 0x846CA68B):  # two rounds of a 32-bit mixing function
             x = x & _MASK
             x = ((x ^ (x >> 16)) * multiplier) & _MASK
             x = x ^ (x >> 15)
