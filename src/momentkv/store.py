@@ -65,7 +65,7 @@ class Slots:
     def write(self, x: Tensor, slot: Int[Tensor, "b h m"], new: Tensor) -> None:
         """Write `new` `[b, h, m, ...]` to dense slots of a flat tensor, in place."""
         index = (self.base.unsqueeze(-1) + slot).flatten()
-        x.flatten(0, 1).index_copy_(0, index, new.to(x.dtype).flatten(0, 2))
+        x.view(-1, *x.shape[2:]).index_copy_(0, index, new.to(x.dtype).flatten(0, 2))  # `view`: never into a copy
 
 
 def unpack(x: Tensor, capacity: Int[Tensor, "b h"], width: int) -> Tensor:

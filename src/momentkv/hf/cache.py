@@ -9,7 +9,8 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer
 
 from momentkv.budgets import Budget
-from momentkv.hf.layer import MomentLayer, Plan
+from momentkv.hf.layer import MomentLayer
+from momentkv.hf.plan import Plan
 from momentkv.methods import settings_for
 from momentkv.report import Report
 from momentkv.settings import Settings

@@ -20,8 +20,10 @@ from momentkv.hf import demo_table, models
 from momentkv.hf.attention import attend
 from momentkv.hf.cache import MomentCache
 from momentkv.hf.compat import cache_argument
-from momentkv.hf.generate import LayerProgress, Turn, check_method, encode, note, read_text
+from momentkv.hf.generate import check_method
 from momentkv.hf.prefill import Prefill, prefill
+from momentkv.hf.progress import LayerProgress
+from momentkv.hf.prompt import Turn, encode, note, read_text
 from momentkv.report import Report
 
 METHODS = {"StreamingLLM": "streaming", "SnapKV": "snapkv", "Ada-KV": "adakv", "MomentKV": "momentkv"}

@@ -2,17 +2,12 @@
 
 import ast
 import sys
-import uuid
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
-from rich.console import Console
-from rich.progress import Progress
 from transformers import TextStreamer
 
 from momentkv.budgets import Budget
@@ -20,65 +15,11 @@ from momentkv.hf import models
 from momentkv.hf.attention import attend
 from momentkv.hf.cache import MomentCache
 from momentkv.hf.compat import cache_argument
-from momentkv.hf.layer import Plan
+from momentkv.hf.plan import Plan
+from momentkv.hf.progress import LayerProgress
+from momentkv.hf.prompt import Turn, encode, note, read_text
 from momentkv.hf.saving import CacheFileError
 from momentkv.methods import settings_for
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The text around what the user says: `before`, and `after` up to where the answer starts. join: between parts."""
-
-    before: str = ""
-    after: str = ""
-    join: str = ""
-
-    @classmethod
-    def of(cls, tokenizer: Any, system: str | None = None) -> "Turn":
-        """From the tokenizer's chat template, or a ValueError that says why not."""
-        if not tokenizer.chat_template:
-            raise ValueError("this model's tokenizer has no chat template: pass --no-chat-template")
-        marker = f"momentkv-{uuid.uuid4().hex}"  # stands for the text, so that the template splits there
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": marker})
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ValueError(f"this model's chat template refuses the conversation: {error}") from error
-        if text.count(marker) != 1:
-            raise ValueError("this model's chat template does not show the prompt exactly once: use --no-chat-template")
-        before, _, after = text.partition(marker)
-        return cls(before, after, "\n\n")
-
-
-class LayerProgress:
-    """A bar on stderr that advances per decoder layer, over `passes` forward passes; nothing where no terminal is."""
-
-    def __init__(self, model: Any, text: str, passes: int = 1) -> None:
-        console = Console(stderr=True)
-        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        depth = model.config.get_text_config().num_hidden_layers
-        lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
-        self._layers: Any = next(lists, [])
-        self._task = self._bar.add_task(text, total=depth * passes)
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> "LayerProgress":
-        self._bar.start()
-        self._hooks = [layer.register_forward_hook(self._advance) for layer in self._layers]
-        return self
-
-    def _advance(self, *_: Any) -> None:
-        self._bar.advance(self._task)
-
-    def close(self, *_: Any) -> None:
-        """Take the bar and the hooks away; a second call does nothing."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self._bar.stop()
-
-    __exit__ = close
 
 
 class _Stream(TextStreamer):
@@ -93,29 +34,6 @@ class _Stream(TextStreamer):
             self.ready()
             self.ready = None
         super().put(value)
-
-
-def note(text: str) -> None:
-    """One line on stderr."""
-    print(f"momentkv: {text}", file=sys.stderr)
-
-
-def read_text(name: str) -> str:
-    """A UTF-8 file, or stdin for "-"; a ValueError or OSError that names it when it is empty or unreadable."""
-    raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    shown = "standard input" if name == "-" else repr(name)
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{shown} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    if not text.strip():
-        raise ValueError(f"{shown} is empty")
-    return text
-
-
-def encode(tokenizer: Any, text: str, special: bool = False) -> list[int]:
-    """Token ids of a text. special: with what the tokenizer adds at the start. Default False."""
-    return tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] if text else []
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """One compressed layer of a MomentCache: what transformers calls, and nothing of the method itself."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,77 +7,13 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from momentkv import budgets
-from momentkv.budgets import Budget
 from momentkv.compress import Chunk, candidates, compress
 from momentkv.decode import decode
 from momentkv.hf.attention import LAYER
-from momentkv.layer import LayerState, spec_nbytes, state_spec, with_correction
+from momentkv.hf.plan import Plan
+from momentkv.layer import LayerState, with_correction
 from momentkv.policies.base import Evidence
-from momentkv.settings import Settings
 from momentkv.state import attend, scaled
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What all layers of one cache share. layers: how many are compressed. prompt_tokens: the whole prompt, if told."""
-
-    settings: Settings
-    budget: Budget
-    layers: int
-    prompt_tokens: int | None = None
-
-    def check(self) -> None:
-        """Raise a ValueError when a budget in tokens is below the least possible one."""
-        if self.budget.kind == "tokens" and self.budget.amount < self.settings.least_budget:
-            raise ValueError(self._too_small(str(self.budget), ""))
-
-    def _too_small(self, given: str, found: str) -> str:
-        s = self.settings
-        return (
-            f"budget={given}{found} is below the least possible one, {s.least_budget} tokens per head "
-            f"(sinks {s.sinks} + window {s.least_budget - s.sinks - s.interval} + interval {s.interval})"
-        )
-
-    def tokens(self, rank: int, prompt: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Mean budget per head of each row for the layer of depth `rank`, `[b]`.
-
-        Args:
-            prompt: real tokens of each row in the first update, `[b]`. k, v: its keys and values.
-        """
-        kind, amount, least = self.budget.kind, self.budget.amount, self.settings.least_budget
-        length = torch.full_like(prompt, self.prompt_tokens) if self.prompt_tokens else prompt
-        if kind == "share":
-            mean = (length * amount).long().clamp(min=least)
-        else:
-            tokens = int(amount) if kind == "tokens" else self._tokens_of_bytes(k, v)
-            mean = torch.full_like(prompt, tokens)
-        if self.settings.allocation != "pyramid":
-            return mean
-        rows = zip(mean.tolist(), length.tolist(), strict=True)
-        per_layer = [budgets.pyramid(m, self.settings, self.layers, n)[rank] for m, n in rows]
-        return torch.tensor(per_layer, device=prompt.device)
-
-    def _tokens_of_bytes(self, k: Tensor, v: Tensor) -> int:
-        batch, heads, _, d = k.shape
-
-        def nbytes(tokens: int) -> int:
-            return spec_nbytes(state_spec(self.settings, heads, d, v.shape[-1], heads * (tokens + 1), k.dtype))
-
-        if self.budget.kind == "te":
-            available = self.budget.amount * heads * (d + v.shape[-1]) * k.dtype.itemsize
-        else:
-            available = self.budget.amount / (batch * self.layers)
-        tokens = int((available - nbytes(-1)) // (nbytes(0) - nbytes(-1))) - 1
-        if tokens < self.settings.least_budget:
-            least = nbytes(self.settings.least_budget)
-            need = least * batch * self.layers if self.budget.kind == "bytes" else None
-            te = -(-least // (heads * (d + v.shape[-1]) * k.dtype.itemsize))
-            hint = f'; at least "{need}B"' if need else f'; at least "{te}te"'
-            raise ValueError(
-                self._too_small(str(self.budget), f" leaves {max(tokens, 0)} tokens beside the summary, which") + hint
-            )
-        return tokens
 
 
 class MomentLayer(CacheLayerMixin):
