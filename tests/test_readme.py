@@ -39,7 +39,7 @@ def test_make_targets_exist(command):
 def test_commands_run(command, tmp_path):
     if "demo" in command:
         real_model("smollm2")
-    (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 200, encoding="utf-8")
+    (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 40, encoding="utf-8")
     quick = {"demo": ["--tokens", "800"], "generate": ["--max-new-tokens", "8"]}
     args = shlex.split(command)[1:]
     done = subprocess.run(
@@ -59,6 +59,6 @@ def test_commands_run(command, tmp_path):
 @pytest.mark.parametrize("block", blocks("python"))
 def test_python_runs(block, tmp_path):
     real_model("smollm2")
-    (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 200, encoding="utf-8")
+    (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 40, encoding="utf-8")
     script = block.replace("max_new_tokens=200", "max_new_tokens=8")
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
