@@ -47,6 +47,7 @@ def test_an_interrupted_pass_poisons_only_its_cache(tiny):
         ({"budget": "lots"}, "'lots'.*MiB"),
         ({"budget": "12xb"}, "'12xb'.*128te"),
         ({"budget": 36}, "36.*37 tokens"),
+        ({"budget": 10**12}, "1,000,000,000,000 tokens.*method='full'"),
         ({"budget": 128, "method": "snapvk"}, "'snapvk'.*snapkv"),
         ({"budget": 128, "preset": "papper"}, "'papper'.*paper"),
         ({"budget": 128, "method": "momentkv:papper"}, "'papper'.*paper"),
@@ -115,6 +116,30 @@ def test_a_batch_of_another_size_and_custom_masks_are_refused(tiny):
     forward(tiny, prompt(1, 100), cache)
     with pytest.raises(ValueError, match="custom 4D"):
         forward(tiny, prompt(1, 3), cache, attention_mask=torch.zeros(1, 1, 3, 103))
+
+
+def test_a_cache_for_another_depth_is_refused(tiny):
+    shallow = build("llama", num_hidden_layers=2)
+    with pytest.raises(ValueError, match="made for a model of 2 layers, but layer 2"):
+        forward(tiny, prompt(1, 100), compressed(shallow))
+    with pytest.raises(ValueError, match="method='full'"):
+        forward(tiny, prompt(1, 100), compressed(tiny, "16777216MiB"))
+
+
+def test_pipelines_take_the_cache(tiny, tmp_path):
+    """`transformers.pipeline` passes the cache on to generate."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0} | {f"w{i}": i for i in range(1, 128)}, "w3"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+    pipe = transformers.pipeline("text-generation", model=tiny, tokenizer=tokenizer)
+    text = " ".join(f"w{i}" for i in prompt(1, 100)[0].tolist())
+    cache = compressed(tiny)
+    with attend(tiny):
+        out = pipe(text, max_new_tokens=6, do_sample=False, return_full_text=False, **cache_argument(cache))
+    expected = tokenizer.decode(generate(tiny, prompt(1, 100), compressed(tiny), 6)[0])
+    assert out[0]["generated_text"].split() == expected.split()
+    assert cache.report().tokens_per_head == 44
 
 
 def test_models_whose_attention_has_more_in_it_are_refused():

@@ -69,8 +69,8 @@ def attend(model: Any) -> Iterator[Any]:
         raise TypeError(f"attend() needs a transformers model, not {type(model).__name__}")
     if not base._supports_sdpa or not base._can_set_attn_implementation():
         raise TypeError(
-            f"{type(base).__name__} does not support sdpa attention (soft-capping or attention sinks in the model), "
-            "so a MomentCache cannot be used with it"
+            f"{type(base).__name__} has no sdpa attention that can be switched (no attention at all, an older design, "
+            "soft-capping, or attention sinks in the model), so a MomentCache cannot be used with it"
         )
     with _lock:
         count, before = _attached.get(base, (0, None))

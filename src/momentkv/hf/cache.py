@@ -49,7 +49,8 @@ class MomentCache(Cache):
         budget: tokens per KV head (128: the summary comes on top), a share of the prompt (0.1), or bytes with the
             summary included: "16MiB" for the whole cache, all rows of the batch, or "128te" for the bytes of 128
             tokens per head. Window and sinks are part of it. Prompts that fit are left alone. A share that comes to
-            less than sinks, window and one token is raised to that.
+            less than sinks, window and one token is raised to that. The slots of the whole budget are allocated with
+            the prompt; to keep everything use `method="full"`.
         method: a name of `momentkv.METHODS`, or "name:preset"; default "momentkv".
         preset: a published variant of the method, such as "paper".
         prompt_tokens: length of the whole prompt, needed for a share budget when the prompt comes in chunks.
@@ -100,7 +101,13 @@ class MomentCache(Cache):
         if self._awaiting is not None and self._awaiting.pending:
             raise RuntimeError(
                 "a MomentCache was handed to a model whose attention ignored it: wrap the call in "
-                "`with momentkv.hf.attend(model):` (or an earlier forward pass was interrupted: start a new cache)"
+                "`with momentkv.hf.attend(model):`. (Inside it: an earlier forward pass was interrupted, so start a "
+                "new cache; or the model changes its keys after the cache, as latent attention does: not supported)"
+            )
+        if layer_idx >= len(self.layers):
+            raise ValueError(
+                f"this cache was made for a model of {len(self.layers)} layers, but layer {layer_idx} uses it: "
+                "pass the config of the model itself"
             )
         layer = self.layers[layer_idx]
         self._require_complete_passes(layer_idx, self.get_seq_length(layer_idx))

@@ -10,6 +10,8 @@ from momentkv.budgets import Budget
 from momentkv.layer import spec_nbytes, state_spec
 from momentkv.settings import Settings
 
+MOST_TOKENS = 1 << 24
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -21,9 +23,18 @@ class Plan:
     prompt_tokens: int | None = None
 
     def check(self) -> None:
-        """Raise a ValueError when a budget in tokens is below the least possible one."""
+        """Raise a ValueError when a budget in tokens is below the least possible one, or absurdly large."""
+        if self.budget.kind == "tokens":
+            self._require_sane(self.budget.amount)
         if self.budget.kind == "tokens" and self.budget.amount < self.settings.least_budget:
             raise ValueError(self._too_small(str(self.budget), ""))
+
+    def _require_sane(self, tokens: float) -> None:
+        if tokens > MOST_TOKENS:
+            raise ValueError(
+                f"budget={self.budget} is {tokens:,.0f} tokens per head, whose slots would all be allocated: at most "
+                f"{MOST_TOKENS:,}; to keep everything use method='full'"
+            )
 
     def _too_small(self, given: str, found: str) -> str:
         s = self.settings
@@ -70,4 +81,5 @@ class Plan:
             raise ValueError(
                 self._too_small(str(self.budget), f" leaves {max(tokens, 0)} tokens beside the summary, which") + hint
             )
+        self._require_sane(tokens)
         return tokens
