@@ -88,6 +88,8 @@ print(generate(model, ids, cache).tolist())
         ({"budget": 64}, "budget 44, not 64"),
         ({"method": "snapkv"}, "method 'momentkv', not 'snapkv'"),
         ({"method": "momentkv", "preset": "paper"}, "not 'momentkv:paper'"),
+        ({"method": "momentkv:paper"}, "not 'momentkv:paper'"),
+        ({"preset": "paper"}, "not 'momentkv:paper'"),
     ],
 )
 def test_another_budget_or_method_is_refused(tiny, saved, expected, reason):
@@ -150,5 +152,7 @@ def test_writing_is_atomic(saved, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         cache.save(path)
     assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [path.name]
+    with pytest.raises(CacheFileError, match="is a folder"):
+        cache.save(path.parent)
     with pytest.raises(CacheFileError, match="does not exist"):
         cache.save(path.parent / "nowhere" / "c.safetensors")

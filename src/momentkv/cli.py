@@ -173,6 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, TypeError, NotImplementedError, FloatingPointError) as error:
         return _fail(str(error))
     except RuntimeError as error:
+        if "allocate memory" in str(error):  # the CPU allocator has no error of its own
+            return _fail(f"out of memory: {str(error).splitlines()[0]}")
         if type(error).__name__ != "ModelError":  # named, not imported: momentkv.hf is loaded only by who needs it
             raise
         return _fail(str(error))

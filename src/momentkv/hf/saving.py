@@ -83,6 +83,8 @@ def save(cache: MomentCache, path: str | os.PathLike[str], token_ids: Tensor | N
     target = Path(path)
     if not target.parent.is_dir():
         raise CacheFileError(f"cannot save to {str(target)!r}: the folder {str(target.parent)!r} does not exist")
+    if target.is_dir():
+        raise CacheFileError(f"cannot save to {str(target)!r}: it is a folder")
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     try:
@@ -103,7 +105,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = f.metadata() or {}
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise CacheFileError(f"{str(path)!r} is cut short or damaged: {error}") from error
+        raise CacheFileError(f"{str(path)!r} is cut short, damaged or no cache file: {error}") from error
     if "momentkv" not in metadata:
         raise CacheFileError(f"{str(path)!r} is a safetensors file, but not a saved cache")
     try:
@@ -118,11 +120,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check(path: Path, header: dict[str, Any], config: PreTrainedConfig, expected: dict[str, Any]) -> None:
-    given = _fingerprint(config)
+    here = _fingerprint(config)
     if differing := [
-        f"{k}: {header['model'].get(k)!r} in the file, {given[k]!r} here"
-        for k in given
-        if header["model"].get(k) != given[k]
+        f"{k}: {header['model'].get(k)!r} in the file, {here[k]!r} here"
+        for k in here
+        if header["model"].get(k) != here[k]
     ]:
         raise CacheFileError(f"{str(path)!r} was made with another model ({'; '.join(differing)})")
     unknown = set(expected) - {"budget", "method", "preset"}
@@ -130,11 +132,16 @@ def _check(path: Path, header: dict[str, Any], config: PreTrainedConfig, expecte
         raise ValueError(f"load() has no option {', '.join(sorted(unknown))}; valid: device, budget, method, preset")
     if expected.get("budget") is not None and str(Budget.parse(expected["budget"])) != header["budget"]:
         raise CacheFileError(f"{str(path)!r} has budget {header['budget']}, not {expected['budget']}")
-    method = expected.get("method")
-    if method is not None and expected.get("preset") and ":" not in method:
-        method = f"{method}:{expected['preset']}"
-    if method is not None and method != header["method"]:
-        raise CacheFileError(f"{str(path)!r} was made by method {header['method']!r}, not {method!r}")
+    made = header["method"]
+    name, preset = made.partition(":")[::2]
+    method, wanted = expected.get("method"), expected.get("preset")
+    if method is not None and ":" in method:
+        method, wanted = method.partition(":")[::2]
+    elif method is not None:
+        wanted = wanted or ""  # a method without a preset means our defaults
+    if (method is not None and method != name) or (wanted is not None and wanted != preset):
+        given = f"{method or name}:{wanted}" if wanted else method
+        raise CacheFileError(f"{str(path)!r} was made by method {made!r}, not {given!r}")
 
 
 def load(path: str | os.PathLike[str], config: PreTrainedConfig, device: Any, expected: dict[str, Any]) -> MomentCache:
