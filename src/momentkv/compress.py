@@ -85,7 +85,7 @@ def candidates(
     if settings.policy.needs_mass:
         mass = mass + received_attention(chunk.queries, chunk.query_positions, keys, positions, valid)
     queries, query_positions = chunk.window(window or settings.window)
-    e = Evidence(
+    return Evidence(
         keys,
         values,
         positions,
@@ -96,9 +96,7 @@ def candidates(
         scaling,
         mass if settings.policy.needs_mass else None,
         layer=layer,
-        aligned=not settings.adaptive,
     )
-    return e
 
 
 def _evict_in_rounds(
@@ -172,8 +170,7 @@ def compress(
 
     def flat(x: Tensor, name: str) -> Tensor:
         index = order if x.dim() == 3 else order.unsqueeze(-1).expand(*order.shape, x.shape[-1])
-        empty = store.FREE if name == "positions" else 0
-        dense = x.gather(2, index).masked_fill(~(held if x.dim() == 3 else held.unsqueeze(-1)), empty)
+        dense = x.gather(2, index).masked_fill(~(held if x.dim() == 3 else held.unsqueeze(-1)), store.empty_value(x))
         return store.pack(dense.to(spec[name][1]), capacity, spec[name][0][0])
 
     state = LayerState(

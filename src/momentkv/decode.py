@@ -73,9 +73,8 @@ def _grow(state: LayerState) -> None:
     slots = state.keys.shape[1] + GROWTH * state.capacity.shape[1]
 
     def widen(x: Tensor) -> Tensor:
-        empty = store.FREE if not x.is_floating_point() else 0
         pad = [0, 0] * (x.dim() - 2) + [0, GROWTH]
-        return store.pack(torch.nn.functional.pad(state.dense(x), pad, value=empty), wide, slots)
+        return store.pack(torch.nn.functional.pad(state.dense(x), pad, value=store.empty_value(x)), wide, slots)
 
     mass = widen(state.mass) if state.mass is not None else None
     keys, values, positions = widen(state.keys), widen(state.values), widen(state.positions)
@@ -113,9 +112,8 @@ def decode(
     logits = logits.masked_fill(~live[:, :, None, None], -torch.inf)
     if evicting or state.mass is not None:
         newest = (state.seen - 1).unsqueeze(-1)
-        moments = state.moments(settings)
-        e = Evidence(keys, values, positions, live, a, newest, moments, scaling, None, logits, True, layer)
-        e = replace(e, aligned=not settings.adaptive)
+        moments, aligned = state.moments(settings), not settings.adaptive
+        e = Evidence(keys, values, positions, live, a, newest, moments, scaling, None, logits, True, layer, aligned)
         if state.mass is not None:
             e = _add_mass(state, slots, e, real)
         if evicting:

@@ -16,6 +16,11 @@ def offsets(capacity: Int[Tensor, "b h"]) -> Int[Tensor, "b h"]:
     return capacity.cumsum(-1) - capacity
 
 
+def empty_value(x: Tensor) -> int:
+    """What an empty slot holds: -1 in positions and other integers, 0 in floating tensors."""
+    return 0 if x.is_floating_point() else FREE
+
+
 def flat_index(capacity: Int[Tensor, "b h"], slots: int, width: int) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
     """Dense slot (`head * width + slot`) of each flat slot, and which flat slots belong to a head at all."""
     ends = capacity.cumsum(-1).contiguous()
@@ -77,13 +82,11 @@ def unpack(x: Tensor, capacity: Int[Tensor, "b h"], width: int) -> Tensor:
     out = slots.dense(x)
     if slots.uniform:
         return out
-    empty = FREE if not x.is_floating_point() else 0
-    return out.masked_fill(~slots.exists.view(*slots.shape, *([1] * (out.dim() - 3))), empty)
+    return out.masked_fill(~slots.exists.view(*slots.shape, *([1] * (out.dim() - 3))), empty_value(x))
 
 
 def pack(x: Tensor, capacity: Int[Tensor, "b h"], slots: int) -> Tensor:
     """Dense to flat; flat slots of no head become free (-1) in integer tensors and 0 in floating ones."""
     index, owned = flat_index(capacity, slots, x.shape[2])
     out = take(x.flatten(1, 2), index)
-    empty = FREE if not x.is_floating_point() else 0
-    return out.masked_fill(~owned.view(*owned.shape, *([1] * (out.dim() - 2))), empty)
+    return out.masked_fill(~owned.view(*owned.shape, *([1] * (out.dim() - 2))), empty_value(x))
