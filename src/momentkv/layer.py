@@ -1,6 +1,6 @@
 """The constant-size state of one layer: its declaration, its tensors and what attention reads from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from momentkv.state import AttnState, merge
 
 Shape = tuple[int, ...]
 _REQUIRED = ("keys", "values", "positions", "capacity", "budget", "seen")
+_SLOTTED = ("keys", "values", "positions", "mass")
 
 
 @dataclass
@@ -54,6 +55,23 @@ class LayerState:
         state = cls(keys, values, positions, capacity, budget, seen, tensors.get("mass"), parts)
         state.refresh()
         return state
+
+    @classmethod
+    def stack(cls, states: Sequence["LayerState"]) -> "LayerState":
+        """The rows of several states as one. All must come from the same settings, but for the budget.
+
+        Rows with fewer slots get slots that belong to no head.
+        """
+        slots = max(state.keys.shape[1] for state in states)
+
+        def widen(name: str, x: Tensor) -> Tensor:
+            if name not in _SLOTTED or x.shape[1] == slots:
+                return x
+            pad = [0, 0] * (x.dim() - 2) + [0, slots - x.shape[1]]
+            return torch.nn.functional.pad(x, pad, value=store.empty_value(x))
+
+        parts = [{name: widen(name, x) for name, x in state.tensors().items()} for state in states]
+        return cls.from_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
     def map(self, f: Callable[[Tensor], Tensor]) -> "LayerState":
         """A new state with `f` applied to every tensor (move, reorder or repeat rows)."""

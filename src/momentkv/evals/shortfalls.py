@@ -1,0 +1,88 @@
+"""What readers of a run's figures must know: missing samples, errors, few samples, partial averages."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from momentkv.evals.averages import Average
+from momentkv.evals.results import Results
+
+FEW = 30  # samples below which a percentile interval is not to be taken at its word
+_NAMED = 4  # tasks or variants that a note names before it counts
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of `names`, and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def open_errors(results: Results) -> list[dict[str, Any]]:
+    """Errors of samples that some variant still lacks: a later run may have mended the others."""
+    entries = {(row["task"].partition("/")[0], row["protocol"], row["entry"]) for row in results.rows}
+    wanted = Counter(family for family, _, _ in entries)
+    here = Counter((row["task"], row["sample"]) for row in results.rows)
+    return [
+        error
+        for error in results.errors
+        if here[str(error.get("task")), str(error.get("sample"))]
+        < max(1, wanted[str(error.get("task")).partition("/")[0]])
+    ]
+
+
+def totals_of(rows: list[dict[str, Any]], spec: dict[str, Any], errors: list[dict[str, Any]]) -> dict[str, int]:
+    """Samples of each task: as the specification says (`samples: {task: n}`), or else as many as were met."""
+    samples: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        samples[row["task"]].add(row["sample"])
+    for error in errors:
+        if error.get("task") in samples and error.get("sample") is not None:
+            samples[error["task"]].add(str(error["sample"]))
+    said = spec.get("samples")
+    planned = {t: n for t, n in said.items() if isinstance(n, int)} if isinstance(said, dict) else {}
+    return {task: max(len(samples[task]), planned.get(task, 0)) for task in dict.fromkeys([*samples, *planned])}
+
+
+def missing_rows(rows: list[dict[str, Any]], totals: dict[str, int]) -> list[str]:
+    """A note for each task that some variant of its family lacks samples of."""
+    counts = Counter((row["task"], row["entry"]) for row in rows)
+    notes = []
+    for task, total in totals.items():
+        family = task.partition("/")[0]
+        entries = list(dict.fromkeys(e for t, e in counts if t.partition("/")[0] == family))
+        short = {entry: counts[task, entry] for entry in entries if counts[task, entry] < total}
+        present = Counter((row["task"], row["sample"]) for row in rows)
+        if short and task in totals and (entries or total):
+            met = sum(1 for t, _ in present if t == task)
+            if len(short) == len(entries) and len(set(short.values())) == 1:
+                notes.append(f"{task}: incomplete, {met} of {total} samples")
+            else:
+                least = min(short, key=lambda entry: short[entry])
+                notes.append(
+                    f"{task}: incomplete, {len(short)} of {len(entries)} variants lack samples "
+                    f"({least.label} has {short[least]} of {total} samples)"
+                )
+        elif not entries:
+            notes.append(f"{task}: incomplete, 0 of {total} samples")
+    return notes
+
+
+def left_out(average: Average, objects: list[dict[str, Any]]) -> list[str]:
+    """Notes on what an average is not over."""
+    notes = [f"{average.name}: {average.lacks}"] if average.lacks else []
+    short = {(o["n"], o["total"]) for o in objects if o["n"] < o["total"]}
+    if not objects:
+        notes.append(f"{average.name}: there is no sample that all variants have")
+    notes += [f"{average.name}: over {n} of {total} samples, those that all variants have" for n, total in sorted(short)]
+    return notes
+
+
+def few_samples(objects: list[dict[str, Any]]) -> list[str]:
+    """One note for all tasks with fewer than 30 samples."""
+    few = {o["task"]: o["n"] for o in objects if o["n"] < FEW}
+    if not few:
+        return []
+    return [
+        f"fewer than {FEW} samples in {some(list(few))}: such intervals are wide, and still too narrow "
+        f"(bootstrap percentiles); one of no width only says that all samples scored alike"
+    ]

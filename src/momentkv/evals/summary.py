@@ -1,0 +1,214 @@
+"""From the rows of a run to its summary: one object per task or average, variant and metric."""
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from momentkv.evals.averages import Average, averages_of
+from momentkv.evals.comparison import Compared, compare
+from momentkv.evals.results import SIZES, Entry, Results, read_results
+from momentkv.evals.shortfalls import few_samples, left_out, missing_rows, open_errors, totals_of
+
+SUMMARY = "summary.json"
+Rows = Mapping[tuple[Entry, str], dict[str, Any]]  # by variant and sample
+Figures = dict[Entry, dict[str, float]]  # by variant and sample
+
+
+def family_of(task: str) -> str:
+    """`ruler` of `ruler/vt`."""
+    return task.partition("/")[0]
+
+
+def is_score(task: str) -> bool:
+    """Whether the task's figures are scores from 0 to 1, which are shown times 100."""
+    return family_of(task) != "fidelity"
+
+
+def higher_is_better(task: str, metric: str) -> bool:
+    """Of scores and of the agreement with the full cache; every other figure of fidelity is a distance."""
+    return is_score(task) or metric.startswith("top1")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """objects: as in summary.json. notes: what is missing or doubtful, one line each. errors: those not mended since."""
+
+    objects: list[dict[str, Any]]
+    notes: tuple[str, ...]
+    errors: list[dict[str, Any]]
+
+
+def _tasks_of(row: dict[str, Any]) -> Iterator[str]:
+    yield row["task"]
+    bucket = row.get("facts", {}).get("bucket") if family_of(row["task"]) == "longbench-e" else None
+    if bucket is not None:
+        yield f"{row['task']}/{bucket}"
+
+
+def _by_task(rows: list[dict[str, Any]]) -> dict[str, Rows]:
+    tasks: dict[str, dict[tuple[Entry, str], dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        for task in _tasks_of(row):
+            tasks[task][row["entry"], row["sample"]] = row
+    return tasks
+
+
+def _figures(rows: Rows) -> dict[str, Figures]:
+    """By metric. Tables per head, and figures that are not finite, are left out."""
+    found: dict[str, Figures] = defaultdict(lambda: defaultdict(dict))
+    for (entry, sample), row in rows.items():
+        for metric, value in row["values"].items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                found[metric][entry][sample] = float(value)
+    return found
+
+
+def _matrix(figures: Figures, entries: list[Entry], samples: list[str]) -> np.ndarray:
+    return np.array([[figures[entry][sample] for sample in samples] for entry in entries])
+
+
+def _round(x: float | None) -> float | None:
+    return None if x is None else float(f"{x:.7g}")
+
+
+def _object(task: str, metric: str, entry: Entry, rows: list[dict[str, Any]], found: Compared, total: int) -> dict:
+    scale = 100 if is_score(task) else 1
+
+    def scaled(*values: float | None) -> list[float | None]:
+        return [_round(None if v is None else v * scale) for v in values]
+
+    budgets = {row["budget"] for row in rows}
+    value, low, high = scaled(found.value, *(found.interval or (None, None)))
+    difference, d_low, d_high = scaled(found.difference, *(found.difference_interval or (None, None)))
+    return {
+        "task": task,
+        "protocol": rows[0]["protocol"],
+        "method": entry.method,
+        "preset": entry.preset,
+        "budget": budgets.pop() if len(budgets) == 1 else "varies",
+        "level": entry.level,
+        "match": entry.match,
+        "matched": entry.matched,
+        "corrected": entry.corrected,
+        **{name: _round(fmean(row[name] for row in rows)) for name in SIZES[:-1]},
+        "peak_bytes": max(row["peak_bytes"] for row in rows),
+        "metric": metric,
+        "value": value,
+        "n": len(rows),
+        "total": total,
+        "ci_low": low,
+        "ci_high": high,
+        "baseline": found.baseline.label if found.baseline else None,
+        "difference": difference,
+        "difference_low": d_low,
+        "difference_high": d_high,
+    }
+
+
+def _of_task(task: str, metric: str, rows: Rows, figures: Figures, total: int) -> list[dict]:
+    """One object per variant, over the samples it has. Its baseline must have all of these."""
+    objects: dict[Entry, dict] = {}
+    for samples in {frozenset(own) for own in figures.values()}:
+        order = sorted(samples)
+        entries = [entry for entry, own in figures.items() if samples <= own.keys()]
+        nbytes = [fmean(rows[entry, s]["bytes"] for s in order) for entry in entries]
+        compared = compare(
+            entries, [(1.0, _matrix(figures, entries, order))], nbytes, higher_is_better(task, metric)
+        )
+        for entry, found in zip(entries, compared, strict=True):
+            if figures[entry].keys() == samples:
+                mine = [rows[entry, s] for s in order]
+                objects[entry] = _object(task, metric, entry, mine, found, total)
+    return [objects[entry] for entry in figures]
+
+
+def _of_average(average: Average, metric: str, tasks: dict[str, Rows], figures: dict[str, Figures]) -> list[dict]:
+    """One object per variant, over the samples that all variants have.
+
+    Args:
+        figures: by task, of this metric. A variant that has the metric nowhere (the full cache has no error) is no
+            part of it.
+    """
+    weights = {task: w for task, w in average.weights.items() if task in figures}
+    entries = list(dict.fromkeys(entry for task in weights for entry in figures[task]))
+    common = {t: sorted(set.intersection(*(set(figures[t].get(e, {})) for e in entries))) for t in weights}
+    weights = {task: w for task, w in weights.items() if common[task]}
+    if not weights:
+        return []
+    whole = sum(weights.values())
+    strata = [(w / whole, _matrix(figures[task], entries, common[task])) for task, w in weights.items()]
+    pairs = [(task, sample) for task in weights for sample in common[task]]
+    mine = [[tasks[task][entry, sample] for task, sample in pairs] for entry in entries]
+    nbytes = [fmean(row["bytes"] for row in rows) for rows in mine]
+    compared = compare(entries, strata, nbytes, higher_is_better(average.name, metric))
+    total = sum(len({s for own in figures[task].values() for s in own}) for task in average.weights if task in figures)
+    shown = "score" if is_score(average.name) else metric
+    return [
+        _object(average.name, shown, entry, rows, found, total)
+        for entry, rows, found in zip(entries, mine, compared, strict=True)
+    ]
+
+
+def _of_family(family: str, tasks: dict[str, Rows], totals: dict[str, int]) -> tuple[list[dict], list[str]]:
+    figures = {task: _figures(rows) for task, rows in tasks.items()}
+    objects, notes = [], []
+    for task, by_metric in figures.items():
+        for metric, own in by_metric.items():
+            objects += _of_task(task, metric, tasks[task], own, totals[task])
+    metrics = dict.fromkeys(metric for by_metric in figures.values() for metric in by_metric)
+    for average in averages_of(family, list(tasks)):
+        if is_score(average.name):  # each task has one metric, of another name
+            one = {task: next(iter(figures[task].values())) for task in average.weights if figures[task]}
+            found = _of_average(average, "score", tasks, one)
+        else:
+            found = []
+            for metric in metrics:
+                having = {task: by_metric[metric] for task, by_metric in figures.items() if metric in by_metric}
+                found += _of_average(average, metric, tasks, having)
+        objects += found
+        notes += left_out(average, found)
+    return objects, notes
+
+
+def summarise(results: Results) -> Summary:
+    """All objects of a run, in the order of its tasks, averages after the tasks of their family."""
+    objects: list[dict[str, Any]] = []
+    notes = list(results.notes)
+    errors = open_errors(results)
+    for protocol in dict.fromkeys(row["protocol"] for row in results.rows):
+        rows = [row for row in results.rows if row["protocol"] == protocol]
+        tasks, totals = _by_task(rows), totals_of(rows, results.spec, errors)
+        for family in dict.fromkeys(map(family_of, tasks)):
+            inside = {task: own for task, own in tasks.items() if family_of(task) == family}
+            for task, own in inside.items():
+                totals.setdefault(task, len({sample for _, sample in own}))  # a bucket of a task
+            found, said = _of_family(family, inside, totals)
+            objects += found
+            notes += said
+        notes += missing_rows(rows, totals)
+    return Summary(objects, (*notes, *few_samples(objects)), errors)
+
+
+def write_summary(folder: str | Path) -> Path:
+    """Summarise the run in `folder` into its summary.json, at once or not at all.
+
+    Raises:
+        ResultsError: as `read_results`.
+    """
+    path = Path(folder) / SUMMARY
+    text = json.dumps(summarise(read_results(folder)).objects, indent=1, allow_nan=False) + "\n"
+    fresh = path.with_name(f".{SUMMARY}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return path
