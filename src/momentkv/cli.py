@@ -11,6 +11,7 @@ import torch
 
 from momentkv import METHODS, Budget, Settings, __version__
 from momentkv.budgets import FORMS
+from momentkv.evals import options
 
 _HF = ("transformers", "tokenizers", "safetensors", "rich", "huggingface_hub", "jinja2")
 
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--tokens", type=_POSITIVE, default=6000, metavar="N", help="of the text to read; default 6000")
     demo.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     _model_options(demo)
+    options.add_parsers(commands, _COUNT, _POSITIVE)
     return parser
 
 
@@ -137,8 +139,10 @@ def _dispatch(args: argparse.Namespace) -> int:
         return _methods(args)
     if args.command == "generate":
         from momentkv.hf import generate as job
-    else:
+    elif args.command == "demo":
         from momentkv.hf import demo as job  # type: ignore[no-redef]
+    else:
+        return options.dispatch(args)
     return job.run(args)
 
 

@@ -1,6 +1,7 @@
 """The caches of a sample: every variant from one prefill, and what each of them holds."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from momentkv.evals.variants import Variant
 from momentkv.hf.cache import MomentCache
@@ -8,7 +9,7 @@ from momentkv.hf.prefill import Prefill
 from momentkv.report import Report, nbytes
 
 # Never evicts: the full cache, in a form that can be a row beside compressed ones.
-_KEEP = {"method": "streaming", "sinks": 0, "decoding": "grow"}
+_KEEP: dict[str, Any] = {"method": "streaming", "sinks": 0, "decoding": "grow"}
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ class Compared:
     difference_interval: tuple[float, float] | None = None
 
 
-def strongest(
-    index: int, entries: Sequence[Entry], values: Array, nbytes: Sequence[float], higher: bool
-) -> int | None:
+def strongest(index: int, entries: Sequence[Entry], values: Array, nbytes: Sequence[float], higher: bool) -> int | None:
     """The best plain variant of the same level, other than `index` itself, that holds no more bytes."""
     entry = entries[index]
     rivals = [

@@ -1,5 +1,7 @@
 """What readers of a run's figures must know: missing samples, errors, few samples, partial averages."""
 
+import fnmatch
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -43,28 +45,40 @@ def totals_of(rows: list[dict[str, Any]], spec: dict[str, Any], errors: list[dic
     return {task: max(len(samples[task]), planned.get(task, 0)) for task in dict.fromkeys([*samples, *planned])}
 
 
+def not_begun(results: Results) -> list[str]:
+    """A note on tasks that the specification names and that have no rows."""
+    asked = results.spec.get("tasks")
+    names = [t for t in asked if isinstance(t, str) and "/" in t] if isinstance(asked, list) else []
+    here = {row["task"] for row in results.rows}
+    absent = [t for t in names if not any(fnmatch.fnmatch(task, t) for task in here)]
+    return [f"incomplete, no rows of {some(absent)}"] if absent else []
+
+
 def missing_rows(rows: list[dict[str, Any]], totals: dict[str, int]) -> list[str]:
     """A note for each task that some variant of its family lacks samples of."""
     counts = Counter((row["task"], row["entry"]) for row in rows)
     notes = []
     for task, total in totals.items():
         family = task.partition("/")[0]
-        entries = list(dict.fromkeys(e for t, e in counts if t.partition("/")[0] == family))
+        entries = list(dict.fromkeys(row["entry"] for row in rows if row["task"].partition("/")[0] == family))
         short = {entry: counts[task, entry] for entry in entries if counts[task, entry] < total}
-        present = Counter((row["task"], row["sample"]) for row in rows)
-        if short and task in totals and (entries or total):
-            met = sum(1 for t, _ in present if t == task)
-            if len(short) == len(entries) and len(set(short.values())) == 1:
-                notes.append(f"{task}: incomplete, {met} of {total} samples")
-            else:
-                least = min(short, key=lambda entry: short[entry])
-                notes.append(
-                    f"{task}: incomplete, {len(short)} of {len(entries)} variants lack samples "
-                    f"({least.label} has {short[least]} of {total} samples)"
-                )
-        elif not entries:
-            notes.append(f"{task}: incomplete, 0 of {total} samples")
+        least = min(short, key=lambda entry: short[entry], default=None)
+        if not entries or (len(set(short.values())) == 1 and len(short) == len(entries)):
+            notes.append(f"{task}: incomplete, {max(short.values(), default=0)} of {total} samples")
+        elif least is not None:
+            notes.append(
+                f"{task}: incomplete, {len(short)} of {len(entries)} variants lack samples: "
+                f"{least.label} has {short[least]} of {total}"
+            )
     return notes
+
+
+def not_finite(rows: list[dict[str, Any]]) -> list[str]:
+    """A note for each task with figures that no mean can be taken of."""
+    bad = Counter(
+        row["task"] for row in rows for x in row["values"].values() if isinstance(x, float) and not math.isfinite(x)
+    )
+    return [f"{task}: {count} figures are not finite and left out" for task, count in bad.items()]
 
 
 def left_out(average: Average, objects: list[dict[str, Any]]) -> list[str]:
@@ -73,7 +87,9 @@ def left_out(average: Average, objects: list[dict[str, Any]]) -> list[str]:
     short = {(o["n"], o["total"]) for o in objects if o["n"] < o["total"]}
     if not objects:
         notes.append(f"{average.name}: there is no sample that all variants have")
-    notes += [f"{average.name}: over {n} of {total} samples, those that all variants have" for n, total in sorted(short)]
+    notes += [
+        f"{average.name}: over {n} of {total} samples, those that all variants have" for n, total in sorted(short)
+    ]
     return notes
 
 

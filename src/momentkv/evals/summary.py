@@ -1,78 +1,28 @@
 """From the rows of a run to its summary: one object per task or average, variant and metric."""
 
 import json
-import math
 import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from momentkv.evals.averages import Average, averages_of
 from momentkv.evals.comparison import Compared, compare
+from momentkv.evals.figures import Figures, Rows, by_task, family_of, figures_of, higher_is_better, is_score, matrix
 from momentkv.evals.results import SIZES, Entry, Results, read_results
-from momentkv.evals.shortfalls import few_samples, left_out, missing_rows, open_errors, totals_of
+from momentkv.evals.shortfalls import few_samples, left_out, missing_rows, not_begun, not_finite, open_errors, totals_of
 
 SUMMARY = "summary.json"
-Rows = Mapping[tuple[Entry, str], dict[str, Any]]  # by variant and sample
-Figures = dict[Entry, dict[str, float]]  # by variant and sample
-
-
-def family_of(task: str) -> str:
-    """`ruler` of `ruler/vt`."""
-    return task.partition("/")[0]
-
-
-def is_score(task: str) -> bool:
-    """Whether the task's figures are scores from 0 to 1, which are shown times 100."""
-    return family_of(task) != "fidelity"
-
-
-def higher_is_better(task: str, metric: str) -> bool:
-    """Of scores and of the agreement with the full cache; every other figure of fidelity is a distance."""
-    return is_score(task) or metric.startswith("top1")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """objects: as in summary.json. notes: what is missing or doubtful, one line each. errors: those not mended since."""
+    """objects: as in summary.json. notes: what is missing or doubtful, one line each. errors: not mended since."""
 
     objects: list[dict[str, Any]]
     notes: tuple[str, ...]
     errors: list[dict[str, Any]]
-
-
-def _tasks_of(row: dict[str, Any]) -> Iterator[str]:
-    yield row["task"]
-    bucket = row.get("facts", {}).get("bucket") if family_of(row["task"]) == "longbench-e" else None
-    if bucket is not None:
-        yield f"{row['task']}/{bucket}"
-
-
-def _by_task(rows: list[dict[str, Any]]) -> dict[str, Rows]:
-    tasks: dict[str, dict[tuple[Entry, str], dict[str, Any]]] = defaultdict(dict)
-    for row in rows:
-        for task in _tasks_of(row):
-            tasks[task][row["entry"], row["sample"]] = row
-    return tasks
-
-
-def _figures(rows: Rows) -> dict[str, Figures]:
-    """By metric. Tables per head, and figures that are not finite, are left out."""
-    found: dict[str, Figures] = defaultdict(lambda: defaultdict(dict))
-    for (entry, sample), row in rows.items():
-        for metric, value in row["values"].items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                found[metric][entry][sample] = float(value)
-    return found
-
-
-def _matrix(figures: Figures, entries: list[Entry], samples: list[str]) -> np.ndarray:
-    return np.array([[figures[entry][sample] for sample in samples] for entry in entries])
 
 
 def _round(x: float | None) -> float | None:
@@ -120,9 +70,7 @@ def _of_task(task: str, metric: str, rows: Rows, figures: Figures, total: int) -
         order = sorted(samples)
         entries = [entry for entry, own in figures.items() if samples <= own.keys()]
         nbytes = [fmean(rows[entry, s]["bytes"] for s in order) for entry in entries]
-        compared = compare(
-            entries, [(1.0, _matrix(figures, entries, order))], nbytes, higher_is_better(task, metric)
-        )
+        compared = compare(entries, [(1.0, matrix(figures, entries, order))], nbytes, higher_is_better(task, metric))
         for entry, found in zip(entries, compared, strict=True):
             if figures[entry].keys() == samples:
                 mine = [rows[entry, s] for s in order]
@@ -130,12 +78,14 @@ def _of_task(task: str, metric: str, rows: Rows, figures: Figures, total: int) -
     return [objects[entry] for entry in figures]
 
 
-def _of_average(average: Average, metric: str, tasks: dict[str, Rows], figures: dict[str, Figures]) -> list[dict]:
+def _of_average(
+    average: Average, metric: str, tasks: dict[str, Rows], figures: dict[str, Figures], totals: dict[str, int]
+) -> list[dict]:
     """One object per variant, over the samples that all variants have.
 
     Args:
         figures: by task, of this metric. A variant that has the metric nowhere (the full cache has no error) is no
-            part of it.
+            part of it. totals: samples by task.
     """
     weights = {task: w for task, w in average.weights.items() if task in figures}
     entries = list(dict.fromkeys(entry for task in weights for entry in figures[task]))
@@ -144,12 +94,12 @@ def _of_average(average: Average, metric: str, tasks: dict[str, Rows], figures: 
     if not weights:
         return []
     whole = sum(weights.values())
-    strata = [(w / whole, _matrix(figures[task], entries, common[task])) for task, w in weights.items()]
+    strata = [(w / whole, matrix(figures[task], entries, common[task])) for task, w in weights.items()]
     pairs = [(task, sample) for task in weights for sample in common[task]]
     mine = [[tasks[task][entry, sample] for task, sample in pairs] for entry in entries]
     nbytes = [fmean(row["bytes"] for row in rows) for rows in mine]
     compared = compare(entries, strata, nbytes, higher_is_better(average.name, metric))
-    total = sum(len({s for own in figures[task].values() for s in own}) for task in average.weights if task in figures)
+    total = sum(totals[task] for task in average.weights)
     shown = "score" if is_score(average.name) else metric
     return [
         _object(average.name, shown, entry, rows, found, total)
@@ -158,7 +108,7 @@ def _of_average(average: Average, metric: str, tasks: dict[str, Rows], figures: 
 
 
 def _of_family(family: str, tasks: dict[str, Rows], totals: dict[str, int]) -> tuple[list[dict], list[str]]:
-    figures = {task: _figures(rows) for task, rows in tasks.items()}
+    figures = {task: figures_of(rows) for task, rows in tasks.items()}
     objects, notes = [], []
     for task, by_metric in figures.items():
         for metric, own in by_metric.items():
@@ -167,12 +117,12 @@ def _of_family(family: str, tasks: dict[str, Rows], totals: dict[str, int]) -> t
     for average in averages_of(family, list(tasks)):
         if is_score(average.name):  # each task has one metric, of another name
             one = {task: next(iter(figures[task].values())) for task in average.weights if figures[task]}
-            found = _of_average(average, "score", tasks, one)
+            found = _of_average(average, "score", tasks, one, totals)
         else:
             found = []
             for metric in metrics:
                 having = {task: by_metric[metric] for task, by_metric in figures.items() if metric in by_metric}
-                found += _of_average(average, metric, tasks, having)
+                found += _of_average(average, metric, tasks, having, totals)
         objects += found
         notes += left_out(average, found)
     return objects, notes
@@ -181,11 +131,11 @@ def _of_family(family: str, tasks: dict[str, Rows], totals: dict[str, int]) -> t
 def summarise(results: Results) -> Summary:
     """All objects of a run, in the order of its tasks, averages after the tasks of their family."""
     objects: list[dict[str, Any]] = []
-    notes = list(results.notes)
+    notes = [*results.notes, *not_begun(results)]
     errors = open_errors(results)
     for protocol in dict.fromkeys(row["protocol"] for row in results.rows):
         rows = [row for row in results.rows if row["protocol"] == protocol]
-        tasks, totals = _by_task(rows), totals_of(rows, results.spec, errors)
+        tasks, totals = by_task(rows), totals_of(rows, results.spec, errors)
         for family in dict.fromkeys(map(family_of, tasks)):
             inside = {task: own for task, own in tasks.items() if family_of(task) == family}
             for task, own in inside.items():
@@ -193,7 +143,7 @@ def summarise(results: Results) -> Summary:
             found, said = _of_family(family, inside, totals)
             objects += found
             notes += said
-        notes += missing_rows(rows, totals)
+        notes += missing_rows(rows, totals) + not_finite(rows)
     return Summary(objects, (*notes, *few_samples(objects)), errors)
 
 

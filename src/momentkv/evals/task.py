@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 class Sample:
     """One example. The prompt is `context + question`; the answer is begun with `prefix`.
 
-    id: unique in its task, the same in every run. context: what a question-agnostic compressor reads before the question.
-    question: the rest of the prompt, never empty for tasks that ask something. answers: the references.
+    id: unique in its task, the same in every run. context: what is read before compression under the protocol
+    "agnostic". question: the rest of the prompt, never empty for tasks that ask something. answers: the references.
     max_new_tokens: as the benchmark has it. prefix: the start of the answer, which the model is given (RULER).
     chat: whether the prompt is wrapped in the model's chat template. stop: the answer ends before the first of these,
     but has at least one token. all_classes: for classification tasks. facts: what tables and plots group by

@@ -1,5 +1,6 @@
 """Caches of one prompt, compressed in different ways, as the rows of one batch: decoded together, each as if alone."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ class RowsLayer(CacheLayerMixin):
         for part in self.parts:
             assert part.state is not None
             ends.append(ends[-1] + part.state.keys.shape[0])
-        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the parts have seen a prompt already."""
@@ -50,7 +51,9 @@ class RowsLayer(CacheLayerMixin):
         """As `MomentLayer.attend`, part by part."""
         outs = []
         for rows, part in zip(self._slices(), self.parts, strict=True):
-            mine = {n: x[rows] if isinstance(x, Tensor) and x.shape[:1] == key.shape[:1] else x for n, x in kw.items()}
+            mine: dict[str, Any] = {
+                n: x[rows] if isinstance(x, Tensor) and x.shape[:1] == key.shape[:1] else x for n, x in kw.items()
+            }
             mask = None if attention_mask is None else attention_mask.expand(key.shape[0], -1, -1, -1)[rows]
             outs.append(part.attend(module, query[rows], key[rows], value[rows], mask, **mine))
         return torch.cat(outs)
@@ -91,6 +94,7 @@ class RowsCache(Cache):
             groups.setdefault(cache.settings, []).append(i)
         self.order = [i for members in groups.values() for i in members]
         layers: list[Any] = []
+        layer: Any
         for index, layer in enumerate(caches[0].layers):
             if isinstance(layer, MomentLayer):
                 parts = [[caches[i].layers[index] for i in members] for members in groups.values()]

@@ -1,0 +1,101 @@
+"""The options of `momentkv eval`, `report`, `score` and `paper`."""
+
+import argparse
+from typing import Any
+
+PROTOCOLS = ("aware", "agnostic")
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _eval(parser: argparse.ArgumentParser, count: Any, positive: Any) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help='a model folder, a Hugging Face id, or "demo"')
+    add(
+        "--tasks",
+        type=_list,
+        required=True,
+        metavar="T,...",
+        help="names, families or globs: ruler/vt, longbench, 'longbench/*qa', longbench-e, niah, fidelity",
+    )
+    add(
+        "--methods",
+        type=_list,
+        default=["all"],
+        metavar="M,...",
+        help="METHOD, METHOD:PRESET, METHOD+NAME=VALUE, "
+        "globs, or all (default); the full cache and random, streaming and knorm always run",
+    )
+    add("--budgets", type=_list, default=["128"], metavar="B,...", help="as for generate; default 128")
+    add(
+        "--protocol",
+        choices=PROTOCOLS,
+        default="aware",
+        help="aware (default): the question is compressed with its "
+        "context; agnostic: the context is compressed before the question is read",
+    )
+    add("--out", required=True, metavar="DIR", help="where rows, summary and specification go; a run in it goes on")
+    add("--data", metavar="DIR", help="local data: DIR/longbench/<task>.jsonl, DIR/ruler/; default: the hub")
+    add("--texts", nargs="+", default=[], metavar="FILE", help="UTF-8 texts for fidelity and niah")
+    add("--limit", type=positive, metavar="N", help="samples per task; default: all, and 2 passages per text")
+    add(
+        "--length",
+        type=positive,
+        default=4096,
+        metavar="N",
+        help="tokens of a RULER, niah or fidelity sample; default 4096",
+    )
+    add(
+        "--max-length",
+        type=positive,
+        default=31500,
+        metavar="N",
+        help="LongBench prompts above it lose their middle; default 31500",
+    )
+    add("--max-tokens", type=positive, metavar="N", help="leave out LongBench samples with longer prompts")
+    add(
+        "--follow",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="fidelity: tokens after the prompt; from 1024 on those from 512 are shown apart; default 128",
+    )
+    add("--seed", type=count, default=42, metavar="N", help="of everything that is drawn; default 42")
+    add("--no-chat-template", action="store_true", help="give the model the text as it is")
+    add("--engine", choices=("local", "ray"), default="local", help="local (default; shards under torchrun), or ray")
+    add("--workers", type=positive, default=1, metavar="N", help="ray: how many models at once; default 1")
+    add("--device", default="auto", help='"auto" (default), "cpu", "cuda" or another torch device')
+    add("--dtype", default="auto", help='"auto" (default), "float32", "bfloat16" or "float16"')
+    add("--offline", action="store_true", help="never use the network")
+    add("--trust-remote-code", action="store_true", help="run the Python code that the model brings")
+
+
+def add_parsers(commands: Any, count: Any, positive: Any) -> None:
+    """Add the evaluation commands to the command line. count, positive: types for whole numbers from 0 and from 1."""
+    about = "measure methods and budgets on LongBench, RULER, niah and fidelity"
+    _eval(commands.add_parser("eval", help=about, description=f"{about.capitalize()}."), count, positive)
+
+    report = commands.add_parser("report", help="tables and pages from the folders of runs")
+    report.add_argument("dirs", nargs="+", metavar="DIR", help="folders that `momentkv eval --out` wrote")
+    report.add_argument("--format", choices=("all", "terminal", "csv", "latex", "html"), default="all")
+    report.add_argument("--out", metavar="PATH", help="where the files go; default: the first DIR")
+    report.add_argument("--tasks", type=_list, metavar="T,...", help="only these, names or globs")
+
+    score = commands.add_parser("score", help="score predictions made elsewhere")
+    score.add_argument("task", metavar="TASK", help="such as trec, longbench/trec or ruler/vt")
+    score.add_argument("file", metavar="FILE", help="JSONL rows with pred, answers, all_classes; '-' for stdin")
+
+
+def dispatch(args: argparse.Namespace) -> int:
+    """Run one of these commands."""
+    if args.command == "eval":
+        from momentkv.evals import run as job
+    elif args.command == "report":
+        from momentkv.evals import report as job  # type: ignore[no-redef]
+    elif args.command == "score":
+        from momentkv.evals import score as job  # type: ignore[no-redef]
+    else:
+        from momentkv.analysis import paper as job  # type: ignore[no-redef]
+    return job.run(args)

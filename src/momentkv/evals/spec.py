@@ -1,0 +1,78 @@
+"""What defines a run. A folder holds one run: another specification is refused with the difference."""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import momentkv
+from momentkv.evals.task import Sample
+
+SPEC = "spec.json"
+
+
+class SpecError(ValueError):
+    """The folder holds another run. The message shows what differs."""
+
+
+def versions() -> dict[str, str]:
+    """Of everything that can move a number."""
+    import transformers
+
+    return {
+        "momentkv": momentkv.__version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """Of the texts and references of a task's samples: other data make another run."""
+    digest = hashlib.sha256()
+    for s in samples:
+        parts = [s.id, s.context, s.question, s.prefix, list(s.answers), s.max_new_tokens, dict(s.facts)]
+        digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or nothing, also when the process is killed."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}" if name else key).items()}
+
+
+def settle(folder: Path, spec: Mapping[str, Any]) -> None:
+    """Write the specification, or check that the one already there is the same.
+
+    Raises:
+        SpecError: a run with other options is there; each difference is shown, old and new.
+    """
+    path = folder / SPEC
+    if not path.exists():
+        write_atomically(path, json.dumps(spec, indent=1) + "\n")
+        return
+    try:
+        old = _flat(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise SpecError(f"{path} is damaged ({error}): move the folder away to start anew") from error
+    new = _flat(json.loads(json.dumps(spec)))
+    differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if differing:
+        shown = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} asked for" for name in differing)
+        raise SpecError(f"{folder} holds another run, use another --out. {shown}")
