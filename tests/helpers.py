@@ -1,5 +1,8 @@
 """What several transformers tests do."""
 
+import os
+from pathlib import Path
+
 import torch
 
 from momentkv.hf import MomentCache, attend
@@ -34,3 +37,10 @@ def assert_same_state(a, b, **tolerance) -> None:
         assert x.keys() == y.keys()
         for name in x:
             torch.testing.assert_close(x[name], y[name], msg=lambda m, n=name: f"{n}: {m}", **tolerance)
+
+
+def shared_data() -> Path | None:
+    """The folder of LongBench and RULER material: `$MOMENTKV_DATA`, else one beside the repository; None without."""
+    given = os.environ.get("MOMENTKV_DATA")
+    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
+    return folder if folder.is_dir() else None

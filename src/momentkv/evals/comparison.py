@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from momentkv.evals.results import Entry
 from momentkv.evals.statistics import Array, bootstrap, interval, weighted_means
+from momentkv.evals.variants import FULL
 
 TOLERANCE = 1.005  # a baseline may hold this much of a variant's bytes
 
@@ -44,19 +43,22 @@ def compare(
         nbytes: what each variant holds. higher: whether more is better.
     """
     values, draws = weighted_means(strata), bootstrap(strata)
-    known = all(x.shape[1] > 1 for _, x in strata)
+    rivals = [
+        None if entry.method == FULL else strongest(i, entries, values, nbytes, higher)
+        for i, entry in enumerate(entries)
+    ]
+    own = _ends(draws, strata)
+    gaps = _ends(draws - draws[:, [i if rival is None else rival for i, rival in enumerate(rivals)]], strata)
+    return [
+        Compared(float(values[i]), own[i])
+        if rival is None
+        else Compared(float(values[i]), own[i], entries[rival], float(values[i] - values[rival]), gaps[i])
+        for i, rival in enumerate(rivals)
+    ]
 
-    def ends(drawn: Array) -> tuple[float, float] | None:
-        low, high = interval(drawn)
-        return (float(low), float(high)) if known else None
 
-    found = []
-    for i in range(len(entries)):
-        rival = None if entries[i].group == 0 else strongest(i, entries, values, nbytes, higher)
-        own = ends(draws[:, i])
-        if rival is None:
-            found.append(Compared(float(values[i]), own))
-        else:
-            gap = ends(np.subtract(draws[:, i], draws[:, rival]))
-            found.append(Compared(float(values[i]), own, entries[rival], float(values[i] - values[rival]), gap))
-    return found
+def _ends(draws: Array, strata: Sequence[tuple[float, Array]]) -> list[tuple[float, float] | None]:
+    """The interval of each column; None where a stratum has one sample, which says nothing about the spread."""
+    if any(x.shape[1] < 2 for _, x in strata):
+        return [None] * draws.shape[1]
+    return [(low, high) for low, high in interval(draws).T.tolist()]

@@ -11,7 +11,16 @@ from momentkv.evals.results import Entry
 
 Rows = dict[tuple[Entry, str], dict[str, Any]]  # by variant and sample
 Figures = dict[Entry, dict[str, float]]  # by variant and sample
-FIRST = ("kl", "nll", "top1", "kl_median", "kl_p90", "error", "error_projected", "worse_share")  # metrics, in this order
+FIRST = (
+    "kl",
+    "nll",
+    "top1",
+    "kl_median",
+    "kl_p90",
+    "error",
+    "error_projected",
+    "worse_share",
+)  # metrics, in this order
 
 
 def family_of(task: str) -> str:

@@ -1,7 +1,6 @@
 """From the rows of a run to its summary: one object per task or average, variant and metric."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +11,7 @@ from momentkv.evals.comparison import Compared, compare
 from momentkv.evals.figures import Figures, Rows, by_task, family_of, figures_of, higher_is_better, is_score, matrix
 from momentkv.evals.results import SIZES, Entry, Results, read_results
 from momentkv.evals.shortfalls import few_samples, left_out, missing_rows, not_begun, not_finite, open_errors, totals_of
+from momentkv.evals.spec import write_atomically
 
 SUMMARY = "summary.json"
 
@@ -138,9 +138,8 @@ def summarise(results: Results) -> Summary:
         tasks, totals = by_task(rows), totals_of(rows, results.spec, errors)
         for family in dict.fromkeys(map(family_of, tasks)):
             inside = {task: own for task, own in tasks.items() if family_of(task) == family}
-            for task, own in inside.items():
-                totals.setdefault(task, len({sample for _, sample in own}))  # a bucket of a task
-            found, said = _of_family(family, inside, totals)
+            buckets = {task: len({sample for _, sample in own}) for task, own in inside.items()}
+            found, said = _of_family(family, inside, buckets | totals)
             objects += found
             notes += said
         notes += missing_rows(rows, totals) + not_finite(rows)
@@ -155,10 +154,5 @@ def write_summary(folder: str | Path) -> Path:
     """
     path = Path(folder) / SUMMARY
     text = json.dumps(summarise(read_results(folder)).objects, indent=1, allow_nan=False) + "\n"
-    fresh = path.with_name(f".{SUMMARY}.{os.getpid()}")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_atomically(path, text)
     return path

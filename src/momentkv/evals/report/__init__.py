@@ -1,37 +1,43 @@
 """The job of `momentkv report`: what runs have measured, as tables for the terminal, CSV, LaTeX and an HTML page."""
 
-import os
+import io
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-FORMATS = ("terminal", "csv", "latex", "html", "all")
+if TYPE_CHECKING:
+    from momentkv.evals.report.runs import View
+
+FORMATS = ("all", "terminal", "csv", "latex", "html")
 NAMES = {"csv": "report.csv", "latex": "report.tex", "html": "report.html", "terminal": "report.txt"}
 
 
-def _place(name: str, out: Path | None, folder: Path, only: bool) -> Path:
-    """Where a format goes: `out` is a file if it alone is asked for and `out` is not a folder, otherwise a folder."""
-    if out is None:
-        return folder / NAMES[name]
-    if only and not out.is_dir() and out.suffix:
-        return out
-    return out / NAMES[name]
+def show(folders: Sequence[str | Path], tasks: Sequence[str] | None = None) -> None:
+    """Print the tables of the runs in `folders` to stdout.
+
+    Raises:
+        ResultsError: a run that cannot be read; a task that matches nothing.
+        ModuleNotFoundError: an extra is not installed.
+    """
+    from momentkv.evals.report.runs import views_of
+
+    _print(views_of(folders, tasks), bool(tasks))
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+def _print(views: "Sequence[View]", every: bool) -> None:
+    from rich.console import Console
+
+    from momentkv.evals.report.tables import WIDTH, print_terminal
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    print_terminal(views, console, every)
 
 
-def _terminal_text(views: Sequence, every: bool) -> str:
-    import io
-
+def _terminal_text(views: "Sequence[View]", every: bool) -> str:
     from rich.console import Console
 
     from momentkv.evals.report.tables import WIDTH, print_terminal
@@ -41,49 +47,52 @@ def _terminal_text(views: Sequence, every: bool) -> str:
     return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
 
 
-def _writers(every: bool) -> dict[str, Callable[[Sequence], str]]:
-    from momentkv.evals.report.html import html_text
-    from momentkv.evals.report.latex import latex_text
-    from momentkv.evals.report.tables import csv_text
+def _writer(name: str, every: bool) -> "Callable[[Sequence[View]], str]":
+    """Imported one by one: a format needs only its own libraries."""
+    if name == "csv":
+        from momentkv.evals.report.tables import csv_text as writer
+    elif name == "latex":
+        from momentkv.evals.report.latex import latex_text as writer
+    elif name == "html":
+        from momentkv.evals.report.html import html_text as writer
+    else:
+        return lambda views: _terminal_text(views, every)
+    return writer
 
-    def terminal(views: Sequence) -> str:
-        return _terminal_text(views, every)
 
-    return {"csv": csv_text, "latex": latex_text, "html": html_text, "terminal": terminal}
+def _path(name: str, out: Path | None, folder: Path, alone: bool) -> Path:
+    if out is None:
+        return folder / NAMES[name]
+    is_file = alone and not out.is_dir() and out.suffix != ""
+    return out if is_file else out / NAMES[name]
 
 
 def run(args: Namespace) -> int:
-    """Print and write the report.
+    """Run `momentkv report`.
 
     Args:
-        args: dirs: folders of runs. format: one of `FORMATS`; None is "all": the terminal's tables, and the three files.
-            out: a file (with an ending, for a single format) or a folder; default: into the first of `dirs`. The
-            terminal's tables go to a file only if it is named. tasks: names or globs of what to show, None for all;
-            the terminal then shows intervals of all of it.
+        args: dirs: folders of runs. format: one of `FORMATS`; "all" prints the tables and writes the three files. out:
+            a folder, or for a single format a file (it has an ending); default: the first of `dirs`. With it, the
+            terminal's tables are written too when they alone are asked for. tasks: names or globs of what to show,
+            None for all; with it the terminal shows the intervals of everything that is left.
 
     Raises:
         ResultsError: a run that cannot be read; a task that matches nothing.
         ModuleNotFoundError: an extra is not installed.
     """
-    from rich.console import Console
-
     from momentkv.evals.report.runs import views_of
-    from momentkv.evals.report.tables import WIDTH, print_terminal
+    from momentkv.evals.spec import write_atomically
 
-    tasks = getattr(args, "tasks", None)
-    views = views_of(args.dirs, tasks)
-    chosen = args.format or "all"
+    every = bool(args.tasks)
+    views = views_of(args.dirs, args.tasks)
     out = Path(args.out) if args.out else None
-    if chosen == "all" or (chosen == "terminal" and out is None):
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = WIDTH
-        print_terminal(views, console, bool(tasks))
-    if chosen == "terminal" and out is None:
+    if args.format == "all" or (args.format == "terminal" and out is None):
+        _print(views, every)
+    if args.format == "terminal" and out is None:
         return 0
-    writers = _writers(bool(tasks))
-    for name in ("csv", "latex", "html") if chosen == "all" else (chosen,):
-        path = _place(name, out, Path(args.dirs[0]), chosen != "all")
-        _write(path, writers[name](views))
+    for name in ("csv", "latex", "html") if args.format == "all" else (args.format,):
+        path = _path(name, out, Path(args.dirs[0]), args.format != "all")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, _writer(name, every)(views))
         print(f"wrote {path}", file=sys.stderr)
     return 0

@@ -13,6 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 790, 10, 356  # the plot's frame
 GAP = 9.0  # pixels between neighbours
 MARKERS = 12  # shapes that the template draws
 COLOURS = 10  # that the style sheet has
+DASHES = 3
 KINDS = ("full", "anchor", "plain", "bytes", "corrected")  # by `Entry.group`: how lines and markers are drawn
 
 
@@ -29,23 +30,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One method over all levels."""
+    """One method over all levels. dash: tells equal-bytes lines of one method apart, by whose bytes they have."""
 
     name: str
     kind: str
     marker: int
     colour: int
+    dash: int
     points: list[Point]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """full: height of the full cache's line, and its text; None where it has no value. Ticks are (pixel, label)."""
+    """full: height of the full cache's line, None where it is off the axis, and its text; None without a full cache.
+    Ticks are (pixel, label)."""
 
     title: str
     label: str
     series: list[Series]
-    full: tuple[float, str] | None
+    full: tuple[float | None, str] | None
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
 
@@ -123,7 +126,7 @@ def _scales(objects: list[dict[str, Any]], full: list[dict[str, Any]], score: bo
     x = Scale(((low, LEFT + 60), (high, RIGHT - 60)), True)
     values = [v for o in (*objects, *full) for v in _ends(o)]
     bottom, top = min(values), max(values)
-    log = not score and min(o["value"] for o in objects) > 0 and bottom > 0 and top > 20 * bottom
+    log = not score and min(o["value"] for o in objects) > 0 and bottom > 0 and top > 8 * bottom
     pad = (top - bottom) * 0.06 or abs(top) * 0.1 or 1.0
     ends = (bottom / 1.15, top * 1.15) if log else (bottom - pad, top + pad)
     return x, Scale(((ends[0], BOTTOM), (ends[1], TOP)), log)
@@ -143,18 +146,28 @@ def chart_of(tables: Sequence[Table]) -> Chart | None:
     x, y = _scales(objects, [o for o in full if o["value"] > 0 or is_score(first.task)], is_score(first.task))
     places = spread([x(o["bytes"] / MIB) for o in objects], LEFT + 6, RIGHT - 6)
     methods = list(dict.fromkeys((o["method"], o["preset"]) for o in objects))
+    matched = list(dict.fromkeys(o["matched"] for o in objects if o["match"] == "bytes"))
     series: dict[tuple, Series] = {}
     for o, place in sorted(zip(objects, places, strict=True), key=lambda pair: pair[0]["bytes"]):
         entry, index = entry_of(o), methods.index((o["method"], o["preset"]))
         key = (entry.group, entry.name, name_of(o))
         if key not in series:
-            series[key] = Series(name_of(o), KINDS[entry.group], index % MARKERS, index % COLOURS, [])
+            series[key] = Series(
+                name_of(o),
+                KINDS[entry.group],
+                index % MARKERS,
+                index % COLOURS,
+                matched.index(entry.matched) % DASHES if entry.match == "bytes" else 0,
+                [],
+            )
         low, high = _ends(o)
         text = f"{name_of(o)}, budget {o['level']}: {first.value(o)} at {o['bytes'] / MIB:.2f} MiB, n = {o['n']}"
         series[key].points.append(Point(place, y(o["value"]), y(low), y(high), text))
-    line = None
-    if full and (full[0]["value"] > 0 or not y.log) and y.ends[0][0] <= full[0]["value"] <= y.ends[1][0]:
-        line = (y(full[0]["value"]), f"full cache: {first.value(full[0])} at {full[0]['bytes'] / MIB:.1f} MiB")
+    line: tuple[float | None, str] | None = None
+    if full:
+        shown = y.ends[0][0] <= full[0]["value"] <= y.ends[1][0]
+        text = f"full cache: {first.value(full[0])} at {full[0]['bytes'] / MIB:.1f} MiB"
+        line = (y(full[0]["value"]), text) if shown else (None, f"{text} (off the axis)")
     ordered = [series[key] for key in sorted(series, key=lambda key: key[0])]
     return Chart(f"{first.task}, {first.metric}", f"{first.metric} {first.arrow}", ordered, line, _inside(x), y.ticks())
 

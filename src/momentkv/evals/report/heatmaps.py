@@ -61,7 +61,11 @@ def heat_maps(view: View) -> list[HeatMap]:
     shown = {o["task"] for o in view.objects}
     scores: dict[Entry, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in view.results.rows:
-        if family_of(row["task"]) != "niah" or row["protocol"] != view.protocol or not {row["task"], "niah/avg"} & shown:
+        if (
+            family_of(row["task"]) != "niah"
+            or row["protocol"] != view.protocol
+            or not {row["task"], "niah/avg"} & shown
+        ):
             continue
         length, depth = _number(row.get("facts"), "length"), _number(row.get("facts"), "depth")
         values = [v for v in row["values"].values() if isinstance(v, int | float)]

@@ -9,10 +9,12 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from momentkv.evals.averages import AVERAGED
 from momentkv.evals.report import charts, layout
 from momentkv.evals.report.heatmaps import heat_maps
 from momentkv.evals.report.runs import View
-from momentkv.evals.report.tables import HEADINGS, cells_of
+from momentkv.evals.report.tables import EQUAL_BYTES, HEADINGS, cells_of
+from momentkv.evals.variants import FULL
 
 SHOWN_ERRORS = 200
 SHOWN_TEXT = 400  # characters of a prediction or an answer
@@ -42,6 +44,7 @@ def examples(view: View) -> list[Example]:
             mine = first.setdefault(row["task"], [])
             if not mine or mine[0]["sample"] == row["sample"]:
                 mine.append(row)
+    levels = [FULL, *dict.fromkeys(row["level"] for rows in first.values() for row in rows if row["level"] != FULL)]
     return [
         Example(
             task,
@@ -49,7 +52,7 @@ def examples(view: View) -> list[Example]:
             _cut(" | ".join(map(str, rows[0].get("answers") or ()))),
             [
                 (row["entry"].label, ", ".join(f"{100 * v:.0f}" for v in row["values"].values()), _cut(row["pred"]))
-                for row in sorted(rows, key=lambda row: row["entry"].group)
+                for row in sorted(rows, key=lambda row: (levels.index(row["entry"].level), row["entry"].group))
             ],
         )
         for task, rows in first.items()
@@ -66,27 +69,26 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _family_charts(tables: Sequence[layout.Table]) -> list[charts.Chart]:
-    """Of the averages, the headline first; of the tasks where there are none."""
+def _family_charts(tables: Sequence[layout.Table], tasks: set[str]) -> list[charts.Chart]:
+    """Of the averages, the headline first; of the tasks where there are none.
+
+    Args:
+        tasks: those that are no averages.
+    """
     by_figure: dict[tuple[str, str], list[layout.Table]] = {}
     for table in tables:
         by_figure.setdefault((table.task, table.metric), []).append(table)
-    family = tables[0].family
-    tasks = {o for o in by_figure if not _is_average(by_figure[o])}
-    chosen = [figure for figure in by_figure if figure not in tasks] or list(by_figure)
-    chosen.sort(key=lambda figure: figure[0] != f"{family}/avg")
+    averages = [figure for figure in by_figure if figure[0] not in tasks and tables[0].family in AVERAGED]
+    chosen = averages or [figure for figure in by_figure if figure[0] in tasks]
+    chosen.sort(key=lambda figure: not figure[0].endswith("/avg"))
     return [chart for figure in chosen if (chart := charts.chart_of(by_figure[figure])) is not None]
 
 
-def _is_average(tables: list[layout.Table]) -> bool:
-    return tables[0].task.endswith("/avg") or (tables[0].family == "longbench" and tables[0].metric == "score")
-
-
-def _family(family: str, tables: list[layout.Table]) -> dict[str, Any]:
+def _family(family: str, tables: list[layout.Table], tasks: set[str]) -> dict[str, Any]:
     groups = layout.grouped(tables)
     return {
         "name": family,
-        "charts": _family_charts(tables),
+        "charts": _family_charts(tables, tasks),
         "levels": [
             {
                 "level": level,
@@ -102,10 +104,11 @@ def _family(family: str, tables: list[layout.Table]) -> dict[str, Any]:
 
 def _section(view: View) -> dict[str, Any]:
     tables = layout.all_tables(view)
+    tasks = {row["task"] for row in view.results.rows}
     families = {table.family: [t for t in tables if t.family == table.family] for table in tables}
     return {
         "view": view,
-        "families": [_family(name, mine) for name, mine in families.items()],
+        "families": [_family(name, mine, tasks) for name, mine in families.items()],
         "maps": heat_maps(view),
         "spec": list(_flat("", view.results.spec)),
         "errors": view.errors[:SHOWN_ERRORS],
@@ -124,12 +127,16 @@ def html_text(views: Sequence[View]) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(source)
     )
-    return environment.get_template("template.html.jinja").render(
+    page = environment.get_template("template.html.jinja").render(
         sections=[_section(view) for view in views],
         style=Markup(source("report.css")),
         script=Markup(source("report.js")),
         headings=HEADINGS,
         cells_of=cells_of,
-        name_of=layout.name_of,
+        short_name=layout.short_name,
+        equal_bytes=EQUAL_BYTES,
+        entry_of=layout.entry_of,
+        count_of=layout.count_of,
         frame=charts,
     )
+    return page.encode("utf-8", "replace").decode("utf-8")  # predictions may hold half of a surrogate pair

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from momentkv.evals.report.layout import Matrix, Table, all_tables, entry_of, grouped, headlines, matrices, name_of
+from momentkv.evals.report.layout import Matrix, Table, all_tables, entry_of, grouped, headlines, matrices, short_name
 from momentkv.evals.report.runs import View
 from momentkv.evals.report.tables import HEADINGS, cells_of, title_of
 
@@ -50,8 +50,8 @@ def _float(columns: str, head: list[str], lines: list[str], caption: str) -> str
 
 
 def _stacked(heading: str) -> str:
-    """A heading of several lines."""
-    lines = r" \\ ".join(tex(line) for line in heading.split("\n"))
+    """A heading of several lines. The empty group keeps a bracket from being read as the line break's argument."""
+    lines = r" \\ {}".join(tex(line) for line in heading.split("\n"))
     return rf"\shortstack[r]{{{lines}}}" if "\n" in heading else lines
 
 
@@ -66,37 +66,51 @@ def _table(table: Table, caption: str) -> str:
         if table.is_best(o):
             shown[0], shown[7] = (rf"\textbf{{{shown[i]}}}" for i in (0, 7))
         lines.append(" & ".join(shown) + r" \\")
-    head = [*HEADINGS, f"{table.metric} {table.arrow}\n[95 %]", "difference to the\nstrongest plain", "which is", "n"]
-    return _float("l" + "r" * 8 + "lr", [_stacked(h) for h in head], lines, f"{tex(title_of(table))}. {caption}")
+    head = [*HEADINGS, f"{table.metric} {table.arrow}\n[95 %]", "difference\n[95 %]", "to the strongest plain", "n"]
+    return _float(
+        "l" + "r" * 8 + "lr",
+        [_stacked(h) for h in head],
+        lines,
+        f"{tex(f'{title_of(table)}, budget {table.level}')}. {caption}",
+    )
 
 
 def _matrix(matrix: Matrix, start: int, caption: str) -> str:
     part = slice(start, start + _COLUMNS)
     lines = []
     for o, cells in matrix.lines:
-        shown = [tex(name_of(o))]
+        shown = [tex(short_name(o))]
         for table, cell in cells[part]:
             text = _number(table.show(cell["value"])) if cell else "-"
             shown.append(rf"\textbf{{{text}}}" if cell and table.is_best(cell) else text)
         lines.append(" & ".join(shown) + r" \\")
     head = [
-        _stacked(f"{label} {t.arrow}".replace("_", "_\n"))
-        for label, t in zip(matrix.labels[part], matrix.tables[part], strict=True)
+        _stacked(label.replace("_", "_\n")) for label, t in zip(matrix.labels[part], matrix.tables[part], strict=True)
     ]
     first = matrix.tables[0]
     return _float(
-        "l" + "r" * len(head), ["method", *head], lines, f"{tex(f'{first.family}, {matrix.heading}, budget {first.level}')}. {caption}"
+        "l" + "r" * len(head),
+        ["method", *head],
+        lines,
+        f"{tex(f'{first.family}, {matrix.title}, budget {first.level}')}. {caption}",
     )
 
 
+def _remarks(view: View) -> str:
+    items = [rf"\item {tex(remark)}" for remark in view.remarks]
+    return "\n".join([r"\begin{itemize}", *items, r"\end{itemize}"]) if items else "% complete, no errors"
+
+
 def latex_text(views: Sequence[View]) -> str:
-    """The tables of averages and of every task, to be included in a document that loads `booktabs`."""
+    """What is missing, the tables of averages and of every task, for a document that loads `booktabs`."""
     parts = [r"% needs \usepackage{booktabs}"]
     for view in views:
-        caption = tex(". ".join([view.title, *view.remarks])) + "."
-        parts.append(f"% {view.title}: {view.results.folder}".replace("\n", " "))
-        for tables in grouped(all_tables(view)).values():
+        parts += [rf"\paragraph{{{tex(view.title)}}}", _remarks(view)]
+        for (family, _), tables in grouped(all_tables(view)).items():
+            own = [remark for remark in view.remarks if remark.startswith(f"{family}/")]
+            caption = " ".join(tex(f"{sentence}.") for sentence in (view.title, *own))
             parts += [_table(table, caption) for table in headlines(tables)]
             for matrix in matrices(tables):
                 parts += [_matrix(matrix, i, caption) for i in range(0, len(matrix.tables), _COLUMNS)]
+            parts.append(r"\clearpage")  # LaTeX can hold only so many floats
     return "\n\n".join(parts) + "\n"

@@ -7,7 +7,8 @@ from typing import Any
 
 from momentkv.evals.figures import family_of, higher_is_better, is_score
 from momentkv.evals.report.runs import View
-from momentkv.evals.results import FULL, Entry
+from momentkv.evals.results import Entry
+from momentkv.evals.variants import FULL
 
 MIB = 2**20
 
@@ -29,8 +30,8 @@ class Table:
 
     @property
     def best(self) -> float | None:
-        """The best value of a compressed cache."""
-        values = [o["value"] for o in self.objects if o["level"] == self.level]
+        """The best value of a compressed cache; of a corrected one where a correction's own harm is measured."""
+        values = [o["value"] for o in self.objects if o["level"] == self.level and self._competes(o)]
         return (max if self.arrow == "↑" else min)(values, default=None)
 
     @property
@@ -43,7 +44,12 @@ class Table:
 
     def is_best(self, o: dict[str, Any]) -> bool:
         """Whether `o` shows the best value of the table, ties included."""
-        return o["level"] == self.level and self.best is not None and self.show(o["value"]) == self.show(self.best)
+        if o["level"] != self.level or not self._competes(o):
+            return False
+        return self.best is not None and self.show(o["value"]) == self.show(self.best)
+
+    def _competes(self, o: dict[str, Any]) -> bool:
+        return o["method"] != FULL and (o["corrected"] or not self.metric.startswith("worse"))
 
     def show(self, x: float, sign: str = "") -> str:
         """A figure of this table; sign "+" for differences."""
@@ -58,6 +64,11 @@ class Table:
         if o["difference"] is None:
             return "-"
         return self.show(o["difference"], "+") + self._interval(o["difference_low"], o["difference_high"], "+")
+
+    def baseline(self, o: dict[str, Any]) -> str:
+        """The baseline as the table's other lines call it, or "-"."""
+        names = {entry_of(other).label: short_name(other) for other in self.objects}
+        return names.get(o["baseline"], o["baseline"] or "-")
 
     def _interval(self, low: float | None, high: float | None, sign: str = "") -> str:
         return "" if low is None or high is None else f" [{self.show(low, sign)}, {self.show(high, sign)}]"
@@ -86,9 +97,15 @@ def budget_of(o: dict[str, Any]) -> str:
     return f"{int(budget[:-1]) / MIB:.2f}MiB" if budget.endswith("B") and budget[:-1].isdigit() else budget
 
 
+def short_name(o: dict[str, Any]) -> str:
+    """As `name_of`, but `adakv 7.08MiB` for one that was given another's bytes."""
+    entry = entry_of(o)
+    return f"{entry.name} {budget_of(o)}" if entry.match == "bytes" and o["budget"] != "varies" else name_of(o)
+
+
 def count_of(o: dict[str, Any]) -> str:
-    """`10`, or `7 of 10` where samples are missing."""
-    return str(o["n"]) if o["n"] >= o["total"] else f"{o['n']} of {o['total']}"
+    """`10`, or `7/10` where samples are missing."""
+    return str(o["n"]) if o["n"] >= o["total"] else f"{o['n']}/{o['total']}"
 
 
 @dataclass(frozen=True)
@@ -100,9 +117,16 @@ class Matrix:
 
     @property
     def labels(self) -> list[str]:
-        """Of the columns: what tells them apart."""
-        tasks = {table.task for table in self.tables}
-        return [t.task.partition("/")[2] if len(tasks) > 1 else t.metric for t in self.tables]
+        """Of the columns: what tells them apart, with arrows where they differ."""
+        tasks, arrows = ({table.task for table in self.tables}, {table.arrow for table in self.tables})
+        plain = [t.task.partition("/")[2] if len(tasks) > 1 else t.metric for t in self.tables]
+        return plain if len(arrows) == 1 else [f"{p} {t.arrow}" for p, t in zip(plain, self.tables, strict=True)]
+
+    @property
+    def title(self) -> str:
+        """The heading, with an arrow if it is the same for all columns."""
+        arrows = {table.arrow for table in self.tables}
+        return f"{self.heading} {arrows.pop()}" if len(arrows) == 1 else self.heading
 
     @property
     def lines(self) -> list[tuple[dict[str, Any], list[tuple[Table, dict[str, Any] | None]]]]:
@@ -123,9 +147,7 @@ def all_tables(view: View) -> list[Table]:
         mine = [o for o in view.objects if family_of(o["task"]) == family]
         for level in dict.fromkeys(o["level"] for o in mine if o["level"] != FULL) or (FULL,):
             for task, metric in dict.fromkeys((o["task"], o["metric"]) for o in mine if o["level"] == level):
-                inside = [
-                    o for o in mine if (o["task"], o["metric"]) == (task, metric) and o["level"] in (level, FULL)
-                ]
+                inside = [o for o in mine if (o["task"], o["metric"]) == (task, metric) and o["level"] in (level, FULL)]
                 tables.append(Table(family, level, task, metric, sorted(inside, key=lambda o: entry_of(o).group)))
     return tables
 

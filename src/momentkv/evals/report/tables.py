@@ -21,19 +21,19 @@ from momentkv.evals.report.layout import (
     grouped,
     headlines,
     matrices,
-    name_of,
+    short_name,
 )
 from momentkv.evals.report.runs import View
 
-HEADINGS = ("method", "budget", "tokens\nper head", "MiB\nheld", "of which\nsummary", "te", "peak\nMiB")
+HEADINGS = ("method", "budget", "tokens\n/ head", "MiB\nheld", "sum-\nmary", "te", "peak\nMiB")
+EQUAL_BYTES = "A method with a size in its name was given the bytes of a corrected one's summary as more exact tokens."
 WIDTH = 120  # of a file or a pipe, which has no width of its own
 
 
 def cells_of(table: Table, o: dict[str, Any]) -> list[str]:
     """The cells of a line: those of `HEADINGS`, then value, difference, baseline and n."""
-    baseline = str(o["baseline"] or "-").replace(f"@{o['level']}", "")
     return [
-        name_of(o),
+        short_name(o),
         budget_of(o),
         f"{o['tokens_per_head']:.0f}",
         f"{o['bytes'] / MIB:.2f}",
@@ -42,7 +42,7 @@ def cells_of(table: Table, o: dict[str, Any]) -> list[str]:
         f"{o['peak_bytes'] / MIB:.1f}",
         table.value(o),
         table.difference(o),
-        baseline,
+        table.baseline(o),
         count_of(o),
     ]
 
@@ -54,14 +54,14 @@ def _wrapped(label: str) -> str:
 
 def rich_table(table: Table) -> RichTable:
     """With intervals, for the terminal."""
-    made = RichTable(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title_of(table), title_justify="left")
+    made = RichTable(box=box.SIMPLE, padding=0, title=escape(title_of(table)), title_justify="left")
     made.add_column(HEADINGS[0], overflow="fold")
     for heading in HEADINGS[1:]:
         made.add_column(heading, justify="right", no_wrap=True)
     made.add_column(f"{escape(table.metric)} {table.arrow}\n[95 %]", justify="right", no_wrap=True)
-    made.add_column("difference to the\nstrongest plain [95 %]", justify="right", no_wrap=True)
-    made.add_column("which is", overflow="fold")
-    made.add_column("n", justify="right")
+    made.add_column("difference\n[95 %]", justify="right", no_wrap=True)
+    made.add_column("to the\nstrongest plain", overflow="fold")
+    made.add_column("n", justify="right", no_wrap=True)
     group = None
     for o in table.objects:
         if group not in (None, entry_of(o).group):
@@ -76,9 +76,9 @@ def rich_table(table: Table) -> RichTable:
 
 def rich_matrices(matrix: Matrix, width: int) -> list[RichTable]:
     """Values alone, in as many tables as the width asks for."""
-    first = 2 + max(len(name_of(o)) for o, _ in matrix.lines)
+    first = 3 + max(len(short_name(o)) for o, _ in matrix.lines)
     columns = [
-        1 + max(map(len, [*_wrapped(f"{label} {t.arrow}").split("\n"), *(t.show(o["value"]) for o in t.objects)]))
+        2 + max(map(len, [*_wrapped(label).split("\n"), *(t.show(o["value"]) for o in t.objects)]))
         for label, t in zip(matrix.labels, matrix.tables, strict=True)
     ]
     parts: list[list[int]] = [[]]
@@ -90,22 +90,21 @@ def rich_matrices(matrix: Matrix, width: int) -> list[RichTable]:
 
 
 def _rich_matrix(matrix: Matrix, part: list[int]) -> RichTable:
-    made = RichTable("method", box=box.SIMPLE, padding=(0, 1, 0, 0), title=matrix.heading, title_justify="left")
+    made = RichTable("method", box=box.SIMPLE, padding=(0, 1, 0, 0), title=escape(matrix.title), title_justify="left")
     for i in part:
-        label = _wrapped(f"{matrix.labels[i]} {matrix.tables[i].arrow}")
-        made.add_column(escape(label), justify="right", no_wrap=True)
+        made.add_column(escape(_wrapped(matrix.labels[i])), justify="right", no_wrap=True)
     for o, cells in matrix.lines:
         shown = []
         for table, cell in (cells[i] for i in part):
             text = table.show(cell["value"]) if cell else "-"
             shown.append(f"[bold]{text}[/bold]" if cell and table.is_best(cell) else text)
-        made.add_row(escape(name_of(o)), *shown)
+        made.add_row(escape(short_name(o)), *shown)
     return made
 
 
 def title_of(table: Table) -> str:
-    """Task, metric and level."""
-    return f"{table.task}, {table.metric}, budget {table.level}"
+    """Task and metric."""
+    return f"{table.task}, {table.metric}"
 
 
 def print_terminal(views: Sequence[View], console: Console, every: bool = False) -> None:
@@ -123,6 +122,8 @@ def print_terminal(views: Sequence[View], console: Console, every: bool = False)
             for matrix in [] if every else matrices(tables):
                 for made in rich_matrices(matrix, console.width):
                     console.print(made)
+        if any(o["match"] == "bytes" for o in view.objects):
+            console.print(EQUAL_BYTES, highlight=False)
         for remark in view.remarks:
             console.print(f"! {escape(remark)}", highlight=False)
 
