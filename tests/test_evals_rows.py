@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from conftest import build, prompt
 from helpers import forward
-
 from momentkv.evals.caches import compress_all
 from momentkv.evals.generation import answer
 from momentkv.evals.variants import variants_of

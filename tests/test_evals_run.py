@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import real_model
 
+from conftest import real_model
 from momentkv.cli import main
 from momentkv.evals import rows as rows_module
 from momentkv.evals.rows import RowFile, merge_parts, read_lines

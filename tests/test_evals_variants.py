@@ -1,8 +1,8 @@
 """What a run compares, and the prompts under both protocols."""
 
 import pytest
-from conftest import real_model
 
+from conftest import real_model
 from momentkv.evals.prompts import prompt_of, stop_tokens
 from momentkv.evals.task import Sample
 from momentkv.evals.variants import ANCHORS, PLAIN, variants_of

@@ -22,7 +22,7 @@ def _mean(name: str, tasks: Sequence[str], lacks: str = "") -> Average:
 
 def _longbench(tasks: Sequence[str]) -> list[Average]:
     """The paper's average: the mean of six category means, over the English tasks."""
-    from momentkv.evals.tasks.longbench import CATEGORIES
+    from momentkv.evals.tasks.longbench_table import CATEGORIES
 
     wanted = {name: [f"longbench/{task}" for task in inside] for name, inside in CATEGORIES.items()}
     here = {name: [task for task in inside if task in tasks] for name, inside in wanted.items()}

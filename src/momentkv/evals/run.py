@@ -84,9 +84,10 @@ def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def _failed(error: BaseException) -> str:
+def failure_of(error: BaseException) -> tuple[str, str]:
+    """What kind of failure it was, and one line about it."""
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
-    return "out of memory" if memory else type(error).__name__
+    return "out of memory" if memory else type(error).__name__, " ".join(str(error).split())[:500]
 
 
 def evaluate(setup: Setup, work: list[Work], rows: RowFile, advance: Any) -> int:
@@ -107,7 +108,7 @@ def evaluate(setup: Setup, work: list[Work], rows: RowFile, advance: Any) -> int
                 raise
             except Exception as error:
                 failed += 1
-                kind, message = _failed(error), " ".join(str(error).split())[:500]
+                kind, message = failure_of(error)
                 rows.fail(task.full_name, sample.id, kind, message)
                 note(f"{task.full_name} {sample.id}: {kind}: {message}")
                 if setup.model.device.type == "cuda":

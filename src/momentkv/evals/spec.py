@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,10 @@ class SpecError(ValueError):
 
 def versions() -> dict[str, str]:
     """Of everything that can move a number."""
-    import transformers
-
     return {
         "momentkv": momentkv.__version__,
         "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "python": platform.python_version(),
     }
 

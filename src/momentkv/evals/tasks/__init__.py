@@ -6,15 +6,11 @@ from pathlib import Path
 
 from momentkv.evals.task import Task, TaskError
 
-FAMILIES = ("longbench", "longbench-e", "ruler", "niah", "fidelity")
+FAMILIES = ("ruler", "niah", "fidelity")
 
 
 def _family(name: str, texts: Sequence[Path]) -> Sequence[Task]:
     """All tasks of one family; what it needs is imported only for it."""
-    if name.startswith("longbench"):
-        from momentkv.evals.tasks.longbench import longbench_tasks
-
-        return [task for task in longbench_tasks() if task.family == name]
     if name == "ruler":
         from momentkv.evals.tasks.ruler import ruler_tasks
 
@@ -35,7 +31,7 @@ def tasks_of(names: Sequence[str], texts: Sequence[Path] = ()) -> list[Task]:
     """Tasks in a fixed order, each once.
 
     Args:
-        names: "ruler/niah_single_1", a family ("ruler"), a glob ("longbench/*qa") or "niah". texts: for `fidelity`.
+        names: "ruler/niah_single_1", a family ("ruler"), a glob ("ruler/niah*") or "niah". texts: for `fidelity`.
 
     Raises:
         TaskError: a name that matches nothing, with what is valid.
