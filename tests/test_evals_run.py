@@ -87,7 +87,20 @@ def text(tmp_path_factory, reference_text) -> Path:
 
 def command(out: Path, text: Path, *more: str) -> list[str]:
     own = ["eval", str(real_model("smollm2")), "--tasks", "fidelity", "--texts", str(text), "--out", str(out)]
-    return [*own, "--length", "150", "--follow", "6", "--budgets", "48", "--methods", "momentkv", "--offline", *more]
+    return [
+        *own,
+        "--length",
+        "150",
+        "--follow",
+        "6",
+        "--budgets",
+        "48",
+        "--methods",
+        "momentkv",
+        "--dtype",
+        "float32",
+        *more,
+    ]
 
 
 def lasting(path: Path) -> dict:
