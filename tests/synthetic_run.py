@@ -5,6 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+SCHEMA = {
+    *("task", "protocol", "method", "preset", "budget", "level", "match", "corrected", "tokens_per_head", "bytes"),
+    *("summary_bytes", "token_equivalents", "peak_bytes", "metric", "value", "n", "ci_low", "ci_high", "baseline"),
+    *("difference", "difference_low", "difference_high"),
+}
 TOKEN = 30 * 3 * 2 * 64 * 4  # bytes of one exact token of all heads of a small model
 SUMMARY = 33 * TOKEN
 PLAIN = {"random": 0.1, "streaming": 0.2, "knorm": 0.15, "h2o": 0.45, "tova": 0.4, "snapkv": 0.55, "adakv": 0.6}
@@ -14,15 +19,17 @@ CORRECTED = {("momentkv", None): 0.68, ("momentkv", "paper"): 0.66}
 def variant(method, preset=None, level="128", matched=None, corrected=False, prompt=4096, summary=SUMMARY):
     """The fields of a row that say what was held."""
     full = method == "full"
+    name = f"{method}:{preset}" if preset else method
+    level = "full" if full else level
     tokens = prompt if full else min(prompt, int(level) + (summary // TOKEN if matched else 0))
     own = summary if corrected else 0
     size = tokens * TOKEN + own
     return {
-        "variant": f"{method}{':' + preset if preset else ''}@{level}{f' (bytes of {matched})' if matched else ''}",
+        "variant": f"{name}@{level}" + (f" (bytes of {matched})" if matched else ""),
         "method": method,
         "preset": preset,
         "budget": "full" if full else f"{size}B" if matched else level,
-        "level": "full" if full else level,
+        "level": level,
         "match": "bytes" if matched else "tokens",
         "matched": matched,
         "corrected": corrected,
@@ -102,3 +109,33 @@ def write_run(folder: Path, rows, errors=(), **spec) -> Path:
     said = {"model": "models/tiny", "protocol": "aware", "seed": 42, "versions": {"momentkv": "0.1.0"}} | spec
     (folder / "spec.json").write_text(json.dumps(said), encoding="utf-8")
     return folder
+
+
+WHOSE = variants(("128", "256"))
+
+
+def rows_of(scores: dict[str, list[float]], task: str = "ruler/vt", **more) -> list[dict]:
+    """Rows with these scores: `adakv` is plain, `momentkv` corrected."""
+    fields = {"adakv": variant("adakv"), "momentkv": variant("momentkv", corrected=True), "full": variant("full")}
+    rows = []
+    for method, values in scores.items():
+        for i, value in enumerate(values):
+            shared = {"task": task, "sample": f"{i}", "protocol": "aware", "values": {"recall": value}}
+            rows.append({**shared, **fields[method], **more})
+    return rows
+
+
+def mixed_run(folder: Path) -> Path:
+    """A run of all families with one variant short of two samples, one error, and text that is HTML."""
+    rows = [row for name in ("vt", "niah_single_1") for row in scored(f"ruler/{name}", 12, WHOSE)]
+    rows = [r for r in rows if not (r["task"] == "ruler/vt" and r["method"] == "h2o" and r["sample"] in "12")]
+    for name in ("qasper", "hotpotqa", "multifieldqa_zh"):
+        rows += scored(f"longbench/{name}", 10, WHOSE, "f1", binary=False)
+    rows += scored("longbench-e/trec", 9, WHOSE, "accuracy", facts=lambda i: {"bucket": ("0-4k", "4-8k", "8k+")[i % 3]})
+    rows += scored("niah/grid", 8, WHOSE, facts=lambda i: {"length": 1024 * (1 + i % 2), "depth": (i // 2) / 3})
+    rows += [row for text in ("one", "two") for row in fidelity(text, 2, WHOSE)]
+    errors = [
+        {"task": "ruler/vt", "sample": "1", "error": "<script>alert(1)</script>", "kind": "out of memory"},
+        {"task": "ruler/vt", "sample": "5", "error": "mended since", "kind": "OSError"},
+    ]
+    return write_run(folder, rows, errors, model="models/<i>tiny")

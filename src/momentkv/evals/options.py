@@ -1,4 +1,4 @@
-"""The options of `momentkv eval` and `momentkv report`."""
+"""The options of `momentkv eval`, `momentkv report` and `momentkv score`."""
 
 import argparse
 from typing import Any
@@ -18,7 +18,7 @@ def _eval(parser: argparse.ArgumentParser, count: Any, positive: Any) -> None:
         type=_list,
         required=True,
         metavar="T,...",
-        help="names, families or globs: ruler, ruler/vt, 'ruler/niah*', niah, fidelity",
+        help="names, families or globs: longbench, longbench-e, ruler, ruler/vt, 'ruler/niah*', niah, fidelity",
     )
     add(
         "--methods",
@@ -37,7 +37,7 @@ def _eval(parser: argparse.ArgumentParser, count: Any, positive: Any) -> None:
         "context; agnostic: the context is compressed before the question is read",
     )
     add("--out", required=True, metavar="DIR", help="where rows, summary and specification go; a run in it goes on")
-    add("--data", metavar="DIR", help="local data, such as DIR/ruler/; default: the hub")
+    add("--data", metavar="DIR", help="local data: DIR/longbench/, DIR/longbench_e/, DIR/ruler/; default: the hub")
     add("--texts", nargs="+", default=[], metavar="FILE", help="UTF-8 texts for fidelity and niah")
     add("--limit", type=positive, metavar="N", help="samples per task; default: all, and 2 passages per text")
     add(
@@ -83,11 +83,18 @@ def add_parsers(commands: Any, count: Any, positive: Any) -> None:
     report.add_argument("--out", metavar="PATH", help="where the files go; default: the first DIR")
     report.add_argument("--tasks", type=_list, metavar="T,...", help="only these, names or globs")
 
+    about = "score predictions of LongBench or RULER made elsewhere"
+    score = commands.add_parser("score", help=about, description=f"{about.capitalize()}.")
+    score.add_argument("task", metavar="TASK", help="longbench/NAME or just NAME, longbench-e/NAME, ruler/NAME")
+    score.add_argument("file", metavar="FILE", help="JSON lines with pred, answers, all_classes; '-' for stdin")
+
 
 def dispatch(args: argparse.Namespace) -> int:
     """Run one of these commands."""
     if args.command == "eval":
         from momentkv.evals import run as job
+    elif args.command == "score":
+        from momentkv.evals import score as job  # type: ignore[no-redef]
     else:
         from momentkv.evals import report as job  # type: ignore[no-redef]
     return job.run(args)

@@ -57,7 +57,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """One run. rows: checked, each with its `entry`, one per sample and variant. notes: what readers must know."""
+    """One run. rows: checked, each with its `entry`, one per sample and variant, in the order of the specification.
+    notes: what readers must know."""
 
     folder: Path
     spec: dict[str, Any]
@@ -121,6 +122,18 @@ def _deduplicated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
+def _in_order(rows: list[dict[str, Any]], spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows by task, then variant, as the specification lists them: they were written as each was done."""
+    order = {
+        name: {key: i for i, key in enumerate(spec[name])} if isinstance(spec.get(name), list) else {}
+        for name in ("tasks", "variants")
+    }
+    last = len(rows)
+    return sorted(
+        rows, key=lambda row: (order["tasks"].get(row["task"], last), order["variants"].get(row.get("variant"), last))
+    )
+
+
 def _spec(path: Path) -> dict[str, Any]:
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
@@ -148,11 +161,11 @@ def read_results(folder: str | Path) -> Results:
         tables[name] = [(number, row) for number, row in found if row is not None]
     for number, row in tables[ROWS]:
         _check(row, f"{folder / ROWS}:{number}")
-    rows = _deduplicated([row for _, row in tables[ROWS]])
-    if not rows:
+    if not tables[ROWS]:
         raise ResultsError(f"{folder / ROWS}: no rows")
     if not (folder / SPEC).is_file():
         notes.append(f"no {SPEC}: the model is unknown")
     spec = _spec(folder / SPEC) if (folder / SPEC).is_file() else {}
+    rows = _in_order(_deduplicated([row for _, row in tables[ROWS]]), spec)
     errors = list({(e.get("task"), e.get("sample")): e for _, e in tables[ERRORS]}.values())
     return Results(folder, spec, rows, errors, tuple(notes))

@@ -1,6 +1,5 @@
 """What readers of a run's figures must know: missing samples, errors, few samples, partial averages."""
 
-import fnmatch
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -41,35 +40,30 @@ def totals_of(rows: list[dict[str, Any]], spec: dict[str, Any], errors: list[dic
         if error.get("task") in samples and error.get("sample") is not None:
             samples[error["task"]].add(str(error["sample"]))
     said = spec.get("samples")
-    planned = {t: n for t, n in said.items() if isinstance(n, int)} if isinstance(said, dict) else {}
+    planned = {t: n for t, n in said.items() if isinstance(n, int) and n > 0} if isinstance(said, dict) else {}
     return {task: max(len(samples[task]), planned.get(task, 0)) for task in dict.fromkeys([*samples, *planned])}
 
 
-def not_begun(results: Results) -> list[str]:
-    """A note on tasks that the specification names and that have no rows."""
-    asked = results.spec.get("tasks")
-    names = [t for t in asked if isinstance(t, str) and "/" in t] if isinstance(asked, list) else []
-    here = {row["task"] for row in results.rows}
-    absent = [t for t in names if not any(fnmatch.fnmatch(task, t) for task in here)]
-    return [f"incomplete, no rows of {some(absent)}"] if absent else []
-
-
 def missing_rows(rows: list[dict[str, Any]], totals: dict[str, int]) -> list[str]:
-    """A note for each task that some variant of its family lacks samples of."""
+    """A note for each task that some variant of its family lacks samples of, and one for all that have no rows."""
     counts = Counter((row["task"], row["entry"]) for row in rows)
-    notes = []
+    notes, begun = [], {row["task"] for row in rows}
     for task, total in totals.items():
         family = task.partition("/")[0]
         entries = list(dict.fromkeys(row["entry"] for row in rows if row["task"].partition("/")[0] == family))
         short = {entry: counts[task, entry] for entry in entries if counts[task, entry] < total}
-        least = min(short, key=lambda entry: short[entry], default=None)
-        if not entries or (len(set(short.values())) == 1 and len(short) == len(entries)):
-            notes.append(f"{task}: incomplete, {max(short.values(), default=0)} of {total} samples")
-        elif least is not None:
-            notes.append(
-                f"{task}: incomplete, {len(short)} of {len(entries)} variants lack samples: "
-                f"{least.label} has {short[least]} of {total}"
-            )
+        if task not in begun or not short:
+            continue
+        least = min(short, key=lambda entry: short[entry])
+        if len(short) == len(entries) and len(set(short.values())) == 1:
+            notes.append(f"{task}: incomplete, {short[least]} of {total} samples")
+        else:
+            lacking = f"{len(short)} of {len(entries)} variants lack samples"
+            notes.append(f"{task}: incomplete, {lacking}: {least.label} has {short[least]} of {total} samples")
+    absent = [task for task in totals if task not in begun]
+    if absent:
+        samples = sum(totals[task] for task in absent)
+        notes.append(f"incomplete, no rows yet of {some(absent)}: 0 of {samples} samples")
     return notes
 
 
@@ -94,11 +88,13 @@ def left_out(average: Average, objects: list[dict[str, Any]]) -> list[str]:
 
 
 def few_samples(objects: list[dict[str, Any]]) -> list[str]:
-    """One note for all tasks with fewer than 30 samples."""
-    few = {o["task"]: o["n"] for o in objects if o["n"] < FEW}
-    if not few:
-        return []
-    return [
-        f"fewer than {FEW} samples in {some(list(few))}: such intervals are wide, and still too narrow "
-        f"(bootstrap percentiles); one of no width only says that all samples scored alike"
-    ]
+    """One note for all tasks with fewer than 30 samples, one for those without intervals."""
+    few = list(dict.fromkeys(o["task"] for o in objects if o["n"] < FEW))
+    none = list(dict.fromkeys(o["task"] for o in objects if o["ci_low"] is None))
+    notes = [f"no intervals of {some(none)}: a task with a single sample says nothing about the spread"] if none else []
+    if few:
+        notes.append(
+            f"fewer than {FEW} samples in {some(few)}: such intervals are wide, and still too narrow "
+            "(bootstrap percentiles); one of no width only says that all samples scored alike"
+        )
+    return notes

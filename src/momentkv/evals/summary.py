@@ -10,7 +10,7 @@ from momentkv.evals.averages import Average, averages_of
 from momentkv.evals.comparison import Compared, compare
 from momentkv.evals.figures import Figures, Rows, by_task, family_of, figures_of, higher_is_better, is_score, matrix
 from momentkv.evals.results import SIZES, Entry, Results, read_results
-from momentkv.evals.shortfalls import few_samples, left_out, missing_rows, not_begun, not_finite, open_errors, totals_of
+from momentkv.evals.shortfalls import few_samples, left_out, missing_rows, not_finite, open_errors, totals_of
 from momentkv.evals.spec import write_atomically
 
 SUMMARY = "summary.json"
@@ -99,7 +99,7 @@ def _of_average(
     mine = [[tasks[task][entry, sample] for task, sample in pairs] for entry in entries]
     nbytes = [fmean(row["bytes"] for row in rows) for rows in mine]
     compared = compare(entries, strata, nbytes, higher_is_better(average.name, metric))
-    total = sum(totals[task] for task in average.weights)
+    total = sum(totals[task] for task in average.planned)
     shown = "score" if is_score(average.name) else metric
     return [
         _object(average.name, shown, entry, rows, found, total)
@@ -114,7 +114,8 @@ def _of_family(family: str, tasks: dict[str, Rows], totals: dict[str, int]) -> t
         for metric, own in by_metric.items():
             objects += _of_task(task, metric, tasks[task], own, totals[task])
     metrics = dict.fromkeys(metric for by_metric in figures.values() for metric in by_metric)
-    for average in averages_of(family, list(tasks)):
+    planned = [task for task in totals if family_of(task) == family]
+    for average in averages_of(family, list(tasks), planned):
         if is_score(average.name):  # each task has one metric, of another name
             one = {task: next(iter(figures[task].values())) for task in average.weights if figures[task]}
             found = _of_average(average, "score", tasks, one, totals)
@@ -131,7 +132,7 @@ def _of_family(family: str, tasks: dict[str, Rows], totals: dict[str, int]) -> t
 def summarise(results: Results) -> Summary:
     """All objects of a run, in the order of its tasks, averages after the tasks of their family."""
     objects: list[dict[str, Any]] = []
-    notes = [*results.notes, *not_begun(results)]
+    notes = [*results.notes]
     errors = open_errors(results)
     for protocol in dict.fromkeys(row["protocol"] for row in results.rows):
         rows = [row for row in results.rows if row["protocol"] == protocol]

@@ -9,7 +9,7 @@ from momentkv.evals.figures import is_score
 from momentkv.evals.report.layout import MIB, Table, entry_of, name_of
 
 WIDTH, HEIGHT = 800, 400
-LEFT, RIGHT, TOP, BOTTOM = 58, 790, 10, 356  # the plot's frame
+LEFT, RIGHT, TOP, BOTTOM = 72, 790, 10, 356  # the plot's frame
 GAP = 9.0  # pixels between neighbours
 MARKERS = 12  # shapes that the template draws
 COLOURS = 10  # that the style sheet has
@@ -124,9 +124,11 @@ def _scales(objects: list[dict[str, Any]], full: list[dict[str, Any]], score: bo
     if high <= low * 1.1:
         low, high = low / 1.5, high * 1.5
     x = Scale(((low, LEFT + 60), (high, RIGHT - 60)), True)
-    values = [v for o in (*objects, *full) for v in _ends(o)]
+    values = [v for o in objects for v in _ends(o)]
+    log = not score and min(values) > 0 and max(values) > 8 * min(values)
+    if not log:  # a full cache that is nearly at zero would take up all of a logarithmic axis
+        values += [v for o in full for v in _ends(o)]
     bottom, top = min(values), max(values)
-    log = not score and min(o["value"] for o in objects) > 0 and bottom > 0 and top > 8 * bottom
     pad = (top - bottom) * 0.06 or abs(top) * 0.1 or 1.0
     ends = (bottom / 1.15, top * 1.15) if log else (bottom - pad, top + pad)
     return x, Scale(((ends[0], BOTTOM), (ends[1], TOP)), log)
@@ -143,7 +145,7 @@ def chart_of(tables: Sequence[Table]) -> Chart | None:
     full = [o for o in first.objects if entry_of(o).group == 0]
     if not objects:
         return None
-    x, y = _scales(objects, [o for o in full if o["value"] > 0 or is_score(first.task)], is_score(first.task))
+    x, y = _scales(objects, full, is_score(first.task))
     places = spread([x(o["bytes"] / MIB) for o in objects], LEFT + 6, RIGHT - 6)
     methods = list(dict.fromkeys((o["method"], o["preset"]) for o in objects))
     matched = list(dict.fromkeys(o["matched"] for o in objects if o["match"] == "bytes"))

@@ -31,7 +31,7 @@ class Table:
     @property
     def best(self) -> float | None:
         """The best value of a compressed cache; of a corrected one where a correction's own harm is measured."""
-        values = [o["value"] for o in self.objects if o["level"] == self.level and self._competes(o)]
+        values = [o["value"] for o in self.objects if self._competes(o)]
         return (max if self.arrow == "↑" else min)(values, default=None)
 
     @property
@@ -43,10 +43,9 @@ class Table:
         return min(6, max(1, 2 - math.floor(math.log10(sizes[len(sizes) // 2])))) if sizes else 3
 
     def is_best(self, o: dict[str, Any]) -> bool:
-        """Whether `o` shows the best value of the table, ties included."""
-        if o["level"] != self.level or not self._competes(o):
-            return False
-        return self.best is not None and self.show(o["value"]) == self.show(self.best)
+        """Whether `o` shows the best value of the table, ties included, unless all tie."""
+        shown = {self.show(x["value"]) for x in self.objects if self._competes(x)}
+        return self._competes(o) and len(shown) > 1 and self.show(o["value"]) == self.show(self.best or 0.0)
 
     def _competes(self, o: dict[str, Any]) -> bool:
         return o["method"] != FULL and (o["corrected"] or not self.metric.startswith("worse"))
@@ -171,7 +170,7 @@ def matrices(tables: Sequence[Table]) -> list[Matrix]:
     averages = [table for table in tables if table.task == f"{table.family}/avg"]
     first = list({table.task: table for table in reversed(tables)}.values())[::-1]
     found = [Matrix("every figure, means over texts", averages)] if len(averages) > 1 else []
-    if len(first) > 1:
+    if len(first) > len(averages[:1]) + 1:  # the average of one task is that task
         found.append(Matrix("every task" if is_score(first[0].task) else f"{first[0].metric} of every text", first))
     return found
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 from momentkv.evals.task import Task, TaskError
 
-FAMILIES = ("ruler", "niah", "fidelity")
+FAMILIES = ("longbench", "longbench-e", "ruler", "niah", "fidelity")
 
 
 def _family(name: str, texts: Sequence[Path]) -> Sequence[Task]:
     """All tasks of one family; what it needs is imported only for it."""
+    if name.startswith("longbench"):
+        from momentkv.evals.tasks.longbench import longbench_tasks
+
+        return [task for task in longbench_tasks() if task.family == name]
     if name == "ruler":
         from momentkv.evals.tasks.ruler import ruler_tasks
 
