@@ -13,7 +13,8 @@ from torch import Tensor
 from momentkv.moments import Moments
 from momentkv.state import accumulate_dtype, per_head_product
 
-LOGITS_AT_ONCE = 1 << 24  # elements; queries are taken in blocks so that no step holds more
+# elements; queries are taken in blocks so that no step holds more; on a CPU the block should stay in its cache
+LOGITS_AT_ONCE = {"cpu": 1 << 21}
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,26 @@ def received_attention(
     positions: Int[Tensor, "b h n"],
     valid: Bool[Tensor, "b h n"],
 ) -> Float[Tensor, "b h n"]:
-    """Attention each token receives, summed over the queries and averaged over the group, in bounded memory."""
-    total = torch.zeros(valid.shape, dtype=accumulate_dtype(queries), device=keys.device)
+    """Causal attention per token, summed over the queries and averaged over the group, in bounded memory.
+
+    The tokens must be in order of position and end with those of the queries, as `candidates` has them: then no query
+    sees more than the first `n - w + i + 1` columns, and nothing is computed for the others.
+    """
+    dtype = accumulate_dtype(queries)
+    total = torch.zeros(valid.shape, dtype=dtype, device=keys.device)
     batch, heads, groups, count, _ = queries.shape
-    block = max(1, LOGITS_AT_ONCE // (batch * heads * groups * keys.shape[2]))
+    turned = keys.to(dtype).transpose(-1, -2)
+    block = max(1, LOGITS_AT_ONCE.get(keys.device.type, 1 << 26) // (batch * heads * groups * keys.shape[2]))
     for start in range(0, count, block):
-        part = slice(start, start + block)
-        weights = attention_weights(queries[..., part, :], query_positions[:, part], keys, positions, valid)
-        total += weights.sum(3).mean(2)
+        stop = min(start + block, count)
+        last = keys.shape[2] - count + stop
+        mine = query_positions[:, None, start:stop, None]
+        seen = valid[:, :, None, :last] & (positions[:, :, None, :last] <= mine)
+        logits = per_head_product(queries[..., start:stop, :].to(dtype), turned[..., :last])
+        # not -inf: a query that sees nothing, at position -1, must have finite weights to be multiplied by 0
+        weights = torch.softmax(logits.masked_fill_(~seen.unsqueeze(2), torch.finfo(dtype).min), dim=-1)
+        share = (seen.any(-1).to(dtype) / groups).unsqueeze(2).expand(-1, -1, groups, -1)
+        total[..., :last] += (share.reshape(batch, heads, 1, -1) @ weights.flatten(2, 3)).squeeze(2)
     return total
 
 
