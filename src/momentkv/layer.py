@@ -98,7 +98,8 @@ class LayerState:
     def moments(self, settings: Settings) -> Moments:
         """Moments of the evicted tokens; of the empty set when the settings keep none."""
         if not self.summary:
-            return summary.no_moments(self.dense(self.keys), self.dense(self.values))
+            heads = self.capacity.shape[1]
+            return summary.no_moments(*(x[:, None, :0].expand(-1, heads, -1, -1) for x in (self.keys, self.values)))
         return summary.read(self.summary, settings)
 
 
