@@ -1,4 +1,4 @@
-.PHONY: help venv demo test test-slow test-oldest check format build clean
+.PHONY: help venv venv-eval demo test test-slow test-oldest check format build clean
 .DEFAULT_GOAL := help
 
 PYTHON := .venv/bin/python
@@ -22,14 +22,21 @@ venv: .venv/.stamp  ## make .venv with everything in it
 	$(PYTHON) -m pip install -q -e ".[demo,dev]"
 	@touch $@
 
+venv-eval: .venv/.stamp-eval  ## the same, and what momentkv eval and its tests need
+
+.venv/.stamp-eval: .venv/.stamp
+	@echo "installing the evaluation extras, a minute or two"
+	$(PYTHON) -m pip install -q -e ".[eval,ray]"
+	@touch $@
+
 demo: venv  ## run the demo; ARGS="..." adds options
 	.venv/bin/momentkv demo $(ARGS)
 
-test: venv  ## run the tests; ARGS="..." goes to pytest
+test: venv-eval  ## run the tests; ARGS="..." goes to pytest
 	$(PYTHON) -m momentkv.hf.models
 	$(PYTHON) -m pytest -n 2 $(ARGS)
 
-test-slow: venv  ## run the quality tests on real models
+test-slow: venv-eval  ## run the quality tests on real models
 	$(PYTHON) -m momentkv.hf.models
 	$(PYTHON) -m pytest -m slow $(ARGS)
 
