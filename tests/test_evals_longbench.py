@@ -251,3 +251,21 @@ def test_real_rows(tokenizer, task):
         assert prompt_of(sample, tokenizer, "agnostic", template=False).question
         if len(tokenizer(row["input"])["input_ids"]) < length // 4:
             assert sample.question == after.replace("{{question}}", row["input"])
+
+
+def test_a_run_from_the_command_line(folder, tmp_path_factory, capsys):
+    from momentkv.cli import main
+
+    context = "Paragraph 1: Lisbon lies on the Tagus.\nParagraph 2: Madrid does not.\n" * 5
+    data = folder(ROW | {"context": context, "input": "A city on a river.", "answers": ["Paragraph 1"]})
+    out, name = tmp_path_factory.mktemp("run"), "longbench/passage_retrieval_en"
+    options = ["--data", str(data), "--out", str(out), "--methods", "snapkv", "--budgets", "48", "--dtype", "float32"]
+    assert main(["eval", str(real_model("smollm2")), "--tasks", name, *options]) == 0
+    capsys.readouterr()
+    (sample,) = samples(LongBench("passage_retrieval_en"), data)
+    rows = list(map(json.loads, (out / "rows.jsonl").read_bytes().splitlines()))
+    assert {row["method"] for row in rows} == {"full", "random", "streaming", "knorm", "snapkv"}
+    for row in rows:
+        assert (row["task"], row["sample"]) == (name, "a1")
+        assert row["values"] == {"retrieval": LongBench("passage_retrieval_en").score(row["pred"], sample)}
+    assert name in {entry["task"] for entry in json.loads((out / "summary.json").read_text())}
