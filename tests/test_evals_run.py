@@ -15,6 +15,7 @@ from conftest import real_model
 from momentkv.cli import main
 from momentkv.evals import rows as rows_module
 from momentkv.evals.rows import RowFile, merge_parts, read_lines
+from momentkv.evals.run import in_turns
 from momentkv.evals.spec import SpecError, settle
 
 
@@ -76,6 +77,15 @@ def test_another_specification_is_refused_with_the_difference(tmp_path):
     (tmp_path / "spec.json").write_text("{")
     with pytest.raises(SpecError, match="damaged"):
         settle(tmp_path, {})
+
+
+def test_tasks_take_turns():
+    class Named:
+        def __init__(self, full_name):
+            self.full_name = full_name
+
+    a, b, c = map(Named, "abc")
+    assert in_turns([a, b, c], {"a": [1, 2, 3], "b": [4], "c": []}) == [(a, 1), (b, 4), (a, 2), (a, 3)]
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The job of `momentkv eval`."""
 
+import itertools
 import os
 from argparse import Namespace
 from collections.abc import Iterator
@@ -169,6 +170,12 @@ def _samples(tasks: list[Task], source: Source) -> dict[str, list[Sample]]:
     return samples
 
 
+def in_turns(tasks: list[Task], samples: dict[str, list[Sample]]) -> list[Work]:
+    """The first sample of every task, then the second: what a run that is cut short has measured is balanced."""
+    rounds = itertools.zip_longest(*([(task, sample) for sample in samples[task.full_name]] for task in tasks))
+    return [work for one in rounds for work in one if work is not None]
+
+
 def run(args: Namespace) -> int:
     """Run `momentkv eval`; the arguments are those of the command line. Returns 0, or 1 when samples failed."""
     variants = variants_of(args.methods, args.budgets)
@@ -185,7 +192,7 @@ def run(args: Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with _only_process(folder, f".{rank}" if world > 1 else ""):
         specs.settle(folder, spec_of(args, model, variants, samples))
-        work = [(task, sample) for task in tasks for sample in samples[task.full_name]]
+        work = in_turns(tasks, samples)
         if args.engine == "ray":
             from momentkv.evals.ray_engine import evaluate_with_ray
 
