@@ -34,26 +34,38 @@ def test_make_targets_exist(command):
     subprocess.run(["make", "-n", *shlex.split(command)[1:]], cwd=ROOT, check=True, capture_output=True)
 
 
-# what loads a file is run right after the command that writes it
-@pytest.mark.parametrize("command", [c for c in commands("momentkv") if "--load-cache" not in c])
+QUICK = {
+    "demo": ["--tokens", "800"],
+    "generate": ["--max-new-tokens", "8"],
+    "eval": ["--length", "150", "--follow", "6", "--limit", "1"],
+    "paper": ["--length", "200", "--follow", "8"],
+}
+# what reads what another command has written is run right after that
+FOLLOW_UPS = {"--save-cache": "--load-cache", "momentkv eval": "momentkv report"}
+
+
+@pytest.mark.parametrize("command", [c for c in commands("momentkv") if not any(f in c for f in FOLLOW_UPS.values())])
 def test_commands_run(command, tmp_path):
     if "demo" in command:
         real_model("smollm2")
     (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 40, encoding="utf-8")
-    quick = {"demo": ["--tokens", "800"], "generate": ["--max-new-tokens", "8"]}
+    (tmp_path / "predictions.jsonl").write_text('{"pred": "City", "answers": ["City"], "all_classes": ["City"]}\n')
     args = shlex.split(command)[1:]
+    if args[0] in ("eval", "score", "paper"):
+        pytest.importorskip("lm_eval")
     done = subprocess.run(
-        [sys.executable, "-m", "momentkv.cli", *args, *quick.get(args[0], [])],
+        [sys.executable, "-m", "momentkv.cli", *args, *QUICK.get(args[0], [])],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() or "--save-cache" in command
-    if "--save-cache" in command:
-        follow_up = next(c for c in commands("momentkv") if "--load-cache" in c)
-        args = shlex.split(follow_up)[1:]
-        subprocess.run([sys.executable, "-m", "momentkv.cli", *args, *quick["generate"]], cwd=tmp_path, check=True)
+    for first, then in FOLLOW_UPS.items():
+        if first in command:
+            follow_up = shlex.split(next(c for c in commands("momentkv") if then in c))[1:]
+            own = [sys.executable, "-m", "momentkv.cli", *follow_up, *QUICK.get(follow_up[0], [])]
+            subprocess.run(own, cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize("block", blocks("python"))
