@@ -1,5 +1,6 @@
 """Every command and every line of Python in the README runs."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -68,9 +69,34 @@ def test_commands_run(command, tmp_path):
             subprocess.run(own, cwd=tmp_path, check=True)
 
 
+# lm-eval's tasks and the model come from the Hub; here a task of one row and the demo model stand for them
+LOCAL_TASK = """{
+    "task": "local", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+    "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{text}}", "doc_to_choice": "{{choices}}",
+    "doc_to_target": 0, "metric_list": [{"metric": "acc"}],
+}"""
+
+
 @pytest.mark.parametrize("block", blocks("python"))
-def test_python_runs(block, tmp_path):
-    real_model("smollm2")
+def test_python_runs(block, tmp_path, monkeypatch):
+    folder = real_model("smollm2")
     (tmp_path / "report.txt").write_text("The meeting is on the fourth of May in Lisbon. " * 40, encoding="utf-8")
     script = block.replace("max_new_tokens=200", "max_new_tokens=8")
+    if "lm_eval" in block:
+        pytest.importorskip("lm_eval")
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "One and one is", "choices": ["two", "six"]}) + "\n")
+        for name in ("HF_HOME", "HF_DATASETS_CACHE"):
+            monkeypatch.setenv(name, str(tmp_path / name))
+        local = {"HuggingFaceTB/SmolLM2-135M-Instruct": str(folder), '"longbench_trec"': LOCAL_TASK}
+        for remote, here in local.items():
+            assert remote in script
+            script = script.replace(remote, here)
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+
+
+def test_the_task_of_lm_eval_exists():
+    pytest.importorskip("lm_eval")
+    from lm_eval.tasks import TaskManager
+
+    names = re.findall(r'tasks=\["(\w+)"\]', README)
+    assert names and set(names) <= set(TaskManager().all_tasks)

@@ -1,6 +1,5 @@
 """Table 5: what the summary costs in bytes, in closed form, and held against what a real cache reports."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -56,22 +55,6 @@ class Shape:
 
 
 LLAMA = Shape(**published.LLAMA_SHAPE, dv=published.LLAMA_SHAPE["d"], dtype=torch.bfloat16)
-
-
-def config_of(args: Namespace) -> Any:
-    """The model's configuration alone, without its weights.
-
-    Raises:
-        ModelError: it cannot be had.
-    """
-    from transformers import AutoConfig
-
-    name = str(models.demo_model(args.offline)) if args.model == "demo" else args.model
-    options = {"local_files_only": args.offline, "trust_remote_code": args.trust_remote_code}
-    try:
-        return AutoConfig.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise models.ModelError(f"can not read the configuration of {name!r}: {' '.join(str(error).split())}") from None
 
 
 def shape_of(config: Any, dtype: str = "auto") -> Shape:

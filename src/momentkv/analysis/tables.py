@@ -6,6 +6,7 @@ from pathlib import Path
 
 from momentkv.analysis import published
 from momentkv.analysis.table_layout import PaperTable, print_table, write_table
+from momentkv.hf import models
 from momentkv.hf.prompt import note
 
 TABLES = {
@@ -47,7 +48,8 @@ def _of_config(args: Namespace, number: int) -> tuple[PaperTable, int]:
     from momentkv.analysis.table_runs import budgets_of
 
     budgets = budgets_of(args, published.BUDGETS if number == 5 else (128, 1024))
-    config, name = storage.config_of(args), Path(args.model).name
+    config = models.load_config(args.model, offline=args.offline, trust_remote_code=args.trust_remote_code)
+    name = Path(args.model).name
     shape = storage.shape_of(config, args.dtype)
     if number == 5:
         return storage.storage_table(name, config, shape, budgets)

