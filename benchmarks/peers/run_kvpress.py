@@ -36,7 +36,9 @@ def press_for(method: str, budget: int, tokens: int) -> tuple[Any, Watched]:
     return (watched if method == "snapkv" else AdaKVPress(watched)), watched
 
 
-def kept_positions(model: Any, cache: DynamicCache, watched: Watched, method: str, budget: int) -> list[list[list[int]]]:
+def kept_positions(
+    model: Any, cache: DynamicCache, watched: Watched, method: str, budget: int
+) -> list[list[list[int]]]:
     """Positions per layer and head, ascending, right after the prefill."""
     kept = []
     for index, layer in enumerate(model.model.layers):
