@@ -1,6 +1,7 @@
 """All state lives on the cache: conversations, threads, copies and odd call sequences never mix."""
 
 import copy
+import gc
 import threading
 
 import pytest
@@ -189,3 +190,31 @@ def test_attend_restores_after_an_exception_and_nests():
             pass
         assert model.config._attn_implementation == "momentkv"
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("method", ["full", *METHODS])
+def test_a_dropped_cache_or_prefill_is_freed_at_once(tiny, method):
+    """A cycle through tensors would hold a whole prompt's keys and values until some later garbage collection."""
+
+    def alive():
+        return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())  # isinstance asks proxies
+
+    def use():
+        with attend(tiny):
+            exact = prefill(tiny, prompt(1, 100), mass=True)
+        for budget in (40, 200):
+            cache = exact.compress(budget, *method.split(":"))
+            forward(tiny, prompt(1, 1), cache)
+            live = compressed(tiny, budget, method)
+            forward(tiny, prompt(1, 100), live)
+            forward(tiny, prompt(1, 1), live)
+
+    use()  # what is made once and stays
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        use()
+        assert alive() == before
+    finally:
+        gc.enable()

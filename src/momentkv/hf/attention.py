@@ -13,7 +13,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "momentkv"
-LAYER = "_momentkv_layer"  # attribute of the key tensor that a MomentCache hands to the attention function
+# Attribute of the key tensor that a MomentCache hands to the attention function: a weak reference to the layer. The layer
+# may keep that very tensor, and a cycle through tensors would hold the memory until some later garbage collection.
+_LAYER = "_momentkv_layer"
 
 _lock = threading.RLock()
 _attached: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, Any]]" = weakref.WeakKeyDictionary()
@@ -32,15 +34,22 @@ def refuse_extras(extras: dict[str, Any]) -> None:
             )
 
 
+def tag(key: Tensor, layer: Any) -> Tensor:
+    """The same keys as a tensor of their own that says which cache layer is to attend to them."""
+    key = key.view_as(key)
+    setattr(key, _LAYER, weakref.ref(layer))
+    return key
+
+
 def attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """The attention function: a MomentCache's layer attends itself, any other cache gets transformers' sdpa."""
-    layer = getattr(key, LAYER, None)
-    if layer is None:
+    reference = getattr(key, _LAYER, None)
+    if reference is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     refuse_extras(kwargs)
-    return layer.attend(module, query, key, value, attention_mask, **kwargs), None
+    return reference().attend(module, query, key, value, attention_mask, **kwargs), None
 
 
 def _implementations(model: Any) -> Any:

@@ -9,7 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from momentkv.compress import Chunk, candidates, compress
 from momentkv.decode import decode
-from momentkv.hf.attention import LAYER
+from momentkv.hf.attention import tag
 from momentkv.hf.plan import Plan
 from momentkv.layer import LayerState, with_correction
 from momentkv.policies.base import Evidence
@@ -49,11 +49,9 @@ class MomentLayer(CacheLayerMixin):
         self._check_update(key_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        key_states = key_states.view_as(key_states)  # a tensor of our own to carry the tag
-        setattr(key_states, LAYER, self)
         self.pending = True
         self._seen += key_states.shape[-2]
-        return key_states, value_states
+        return tag(key_states, self), value_states
 
     def _check_update(self, key_states: Tensor) -> None:
         several = key_states.shape[-2] > 1

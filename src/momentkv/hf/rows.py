@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from momentkv.hf.attention import LAYER
+from momentkv.hf.attention import tag
 from momentkv.hf.cache import MomentCache
 from momentkv.hf.layer import MomentLayer
 from momentkv.layer import LayerState
@@ -41,9 +41,7 @@ class RowsLayer(CacheLayerMixin):
         """Give each part its rows, and tag the keys with this layer."""
         for rows, part in zip(self._slices(), self.parts, strict=True):
             part.update(key_states[rows], value_states[rows])
-        key_states = key_states.view_as(key_states)
-        setattr(key_states, LAYER, self)
-        return key_states, value_states
+        return tag(key_states, self), value_states
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kw: Any
