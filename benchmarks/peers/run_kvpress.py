@@ -85,9 +85,9 @@ def measure(model: Any, tokenizer: Any, sample: dict[str, Any], method: str, bud
     cache = DynamicCache(config=model.config)
     press, watched = press_for(method, budget, len(sample["context"])) if budget else (None, None)
     with press(model) if press is not None else nullcontext():
-        logits = model(
-            input_ids=torch.tensor([sample["context"]]), past_key_values=cache, logits_to_keep=1
-        ).logits[0, -1]
+        logits = model(input_ids=torch.tensor([sample["context"]]), past_key_values=cache, logits_to_keep=1).logits[
+            0, -1
+        ]
     kept = None if watched is None else kept_positions(model, cache, watched, method, budget)
     tokens = answer(model, cache, logits, sample)
     text = tokenizer.decode(tokens, skip_special_tokens=True)
