@@ -2,12 +2,14 @@
 
     python benchmarks/peers/run_momentkv.py --model MODEL --samples samples.jsonl --out momentkv.jsonl
 
-Every method runs with momentkv's defaults, with kvpress's settings ("matched"), and with the latter but for one setting
-at a time. An interrupted run goes on where it stopped.
+Every method runs with momentkv's defaults, with kvpress's settings ("matched"), with the latter but for one setting at
+a time, and with the question read token by token ("matched, one by one"): read at once, a question is a chunk, after
+which momentkv compresses to the budget again, and kvpress does not. An interrupted run goes on where it stopped.
 """
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,20 @@ from lines import FULL, METHODS, Results, read
 
 from momentkv.evals.generation import answer
 from momentkv.hf import MomentCache, attend, prefill
+from momentkv.hf.compat import cache_argument
 from momentkv.hf.models import load
 from momentkv.hf.prefill import Prefill
 
 MATCHED: dict[str, Any] = {"sinks": 0, "window": 64, "kernel": 5, "decoding": "grow"}
 ADAPTIVE: dict[str, Any] = {"allocation": "adaptive-floor", "alpha": 0.0}  # why 0: docs/peers.md
+ONE_BY_ONE = "matched, one by one"
 DEFAULTS: dict[str, Any] = {"sinks": 4, "window": 32, "kernel": 7, "decoding": "evict"}
 
 
 def settings_of(method: str) -> dict[str, dict[str, Any]]:
     """Options by the name of their setting."""
     matched = MATCHED | (ADAPTIVE if method == "adakv" else {})
-    named = {"default": {}, "matched": matched}
+    named = {"default": {}, "matched": matched, ONE_BY_ONE: matched}
     named |= {f"matched but {name}={value}": matched | {name: value} for name, value in DEFAULTS.items()}
     if method == "adakv":
         named["matched but alpha=0.2"] = matched | {"alpha": 0.2}
@@ -66,6 +70,13 @@ def caches_of(
     return rows, caches
 
 
+def read_one_by_one(model: Any, cache: MomentCache, token_ids: list[int]) -> None:
+    """As decode steps, which never evict with `decoding="grow"`."""
+    with attend(model):
+        for token in token_ids:
+            model(input_ids=torch.tensor([[token]]), use_cache=True, **cache_argument(cache))
+
+
 @torch.no_grad()
 def measure(model: Any, tokenizer: Any, sample: dict[str, Any], budgets: list[int]) -> list[dict[str, Any]]:
     """All rows of one sample, derived from one prefill and decoded as one batch."""
@@ -73,11 +84,20 @@ def measure(model: Any, tokenizer: Any, sample: dict[str, Any], budgets: list[in
         exact = prefill(model, torch.tensor([sample["context"]]))
     rows, caches = caches_of(exact, sample, budgets)
 
-    def done(index: int, tokens: list[int]) -> None:
-        rows[index] |= {"tokens": tokens, "text": tokenizer.decode(tokens, skip_special_tokens=True)}
+    def done(group: list[int], index: int, tokens: list[int]) -> None:
+        rows[group[index]] |= {"tokens": tokens, "text": tokenizer.decode(tokens, skip_special_tokens=True)}
 
     stops, not_first = set(sample["stops"]), set(sample["not_first"])
-    answer(model, caches, exact.logits, sample["question"], sample["max_new_tokens"], stops, not_first, done)
+    question = sample["question"]
+    for apart in (False, True):
+        group = [i for i, row in enumerate(rows) if (row["setting"] == ONE_BY_ONE) == apart]
+        mine = [caches[i] for i in group]
+        ahead = question[:-1] if apart else []
+        for cache in mine:
+            read_one_by_one(model, cache, ahead)
+        rest = question[len(ahead) :]
+        finished = partial(done, group)
+        answer(model, mine, exact.logits, rest, sample["max_new_tokens"], stops, not_first, finished)
     return [{"sample": sample["sample"], **row} for row in rows]
 
 
