@@ -13,8 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "momentkv"
-# Attribute of the key tensor that a MomentCache hands to the attention function: a weak reference to the layer, which may
-# keep that very tensor. A cycle through tensors would hold the memory until some later garbage collection.
+# Attribute of the key tensor that a MomentCache hands to the attention function: a weak reference to the layer, which
+# may keep that very tensor. A cycle through tensors would hold the memory until some later garbage collection.
 _LAYER = "_momentkv_layer"
 
 _lock = threading.RLock()
