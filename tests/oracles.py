@@ -195,9 +195,9 @@ def head_budgets(s: Any, judged: Scores, shielded: list[int], total: int) -> lis
     if not s.allocation.startswith("adaptive"):
         return [total // heads] * heads
     room = total - sum(shielded)
-    safe = int(s.alpha * room / heads) if s.allocation == "adaptive-floor" else 0
     entries = []
     for h, scores in enumerate(judged):
+        safe = int(s.alpha * total / heads) - shielded[h] if s.allocation == "adaptive-floor" else 0
         best = sorted(scores, key=lambda p: -scores[p])
         entries += [(-math.inf if best.index(p) < safe else -scores[p], h) for p in scores]
     winners = [h for _, h in sorted(entries)[:room]]

@@ -22,20 +22,17 @@ from momentkv.hf.compat import cache_argument
 from momentkv.hf.models import load
 from momentkv.hf.prefill import Prefill
 
-MATCHED: dict[str, Any] = {"sinks": 0, "window": 64, "kernel": 5, "decoding": "grow"}
-ADAPTIVE: dict[str, Any] = {"allocation": "adaptive-floor", "alpha": 0.0}  # why 0: docs/peers.md
 ONE_BY_ONE = "matched, one by one"
 DEFAULTS: dict[str, Any] = {"sinks": 4, "window": 32, "kernel": 7, "decoding": "evict"}
 
 
 def settings_of(method: str) -> dict[str, dict[str, Any]]:
     """Options by the name of their setting."""
-    matched = MATCHED | (ADAPTIVE if method == "adakv" else {})
-    named = {"default": {}, "matched": matched, ONE_BY_ONE: matched}
+    matched = {"preset": "kvpress"}
+    named: dict[str, dict[str, Any]] = {"default": {}, "matched": matched, ONE_BY_ONE: matched}
     named |= {f"matched but {name}={value}": matched | {name: value} for name, value in DEFAULTS.items()}
     if method == "adakv":
-        named["matched but alpha=0.2"] = matched | {"alpha": 0.2}
-        named["matched but allocation=adaptive"] = matched | {"allocation": "adaptive", "alpha": 0.2}
+        named["matched but allocation=adaptive"] = matched | {"allocation": "adaptive"}
     return named
 
 

@@ -107,7 +107,8 @@ def adaptive(
     """Ada-KV's head budgets (Feng et al., 2024, arXiv 2407.11550): heads compete for the layer's tokens.
 
     A head's count is the number of its tokens among the layer's best; the budget mixes it with the uniform share
-    (`alpha`), or has a share of it as a floor ("adaptive-floor"). Sums over heads are exactly `total`.
+    (`alpha`), or has a share of it as a floor, in which the shielded tokens count, as in kvpress ("adaptive-floor").
+    Sums over heads are exactly `total`.
 
     Args:
         scores: higher is better. eligible: tokens that compete. shielded: tokens each head keeps anyway.
@@ -117,7 +118,8 @@ def adaptive(
     room = (total - shielded.sum(-1)).clamp(min=0)
     uniform = room.unsqueeze(-1).double() / heads
     if settings.allocation == "adaptive-floor":
-        safe = ranks(scores, eligible) < (settings.alpha * uniform).floor().unsqueeze(-1)
+        least = (settings.alpha * total.unsqueeze(-1).double() / heads).floor() - shielded
+        safe = ranks(scores, eligible) < least.unsqueeze(-1)
         scores = scores.masked_fill(safe, torch.inf)
     best = ranks(scores.flatten(1), eligible.flatten(1)) < room.unsqueeze(-1)
     count = (best & eligible.flatten(1)).unflatten(1, (heads, n)).sum(-1).double()
