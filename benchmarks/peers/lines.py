@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FULL = {"method": "full", "budget": 0, "setting": "full"}
+FULL: dict[str, Any] = {"method": "full", "budget": 0, "setting": "full"}
 METHODS = ("snapkv", "adakv")
 Key = tuple[str, str, int, str]
 

@@ -36,9 +36,7 @@ def press_for(method: str, budget: int, tokens: int) -> tuple[Any, Watched]:
     return (watched if method == "snapkv" else AdaKVPress(watched)), watched
 
 
-def kept_positions(
-    model: Any, cache: DynamicCache, watched: Watched, method: str, budget: int
-) -> list[list[list[int]]]:
+def kept_positions(model: Any, cache: Any, watched: Watched, method: str, budget: int) -> list[list[list[int]]]:
     """Positions per layer and head, ascending, right after the prefill."""
     kept = []
     for index, layer in enumerate(model.model.layers):
@@ -85,9 +83,8 @@ def measure(model: Any, tokenizer: Any, sample: dict[str, Any], method: str, bud
     cache = DynamicCache(config=model.config)
     press, watched = press_for(method, budget, len(sample["context"])) if budget else (None, None)
     with press(model) if press is not None else nullcontext():
-        logits = model(input_ids=torch.tensor([sample["context"]]), past_key_values=cache, logits_to_keep=1).logits[
-            0, -1
-        ]
+        ids = torch.tensor([sample["context"]])
+        logits = model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
     kept = None if watched is None else kept_positions(model, cache, watched, method, budget)
     tokens = answer(model, cache, logits, sample)
     text = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -110,7 +107,9 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa").eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     results = Results(args.out)
-    presses = [{"method": m, "budget": int(b), "setting": "kvpress"} for b in args.budgets.split(",") for m in METHODS]
+    presses: list[dict[str, Any]] = [
+        {"method": m, "budget": int(b), "setting": "kvpress"} for b in args.budgets.split(",") for m in METHODS
+    ]
     for sample in read(args.samples):
         for what in [FULL, *presses]:
             if results.has(sample["sample"], what["method"], what["budget"], what["setting"]):

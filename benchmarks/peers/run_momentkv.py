@@ -38,11 +38,8 @@ def settings_of(method: str) -> dict[str, dict[str, Any]]:
 
 def kept_positions(cache: MomentCache) -> list[list[list[int]]]:
     """Positions per layer and head, ascending."""
-    kept = []
-    for layer in cache.layers:
-        positions = layer.state.dense(layer.state.positions)[0]
-        kept.append([sorted(p for p in head if p >= 0) for head in positions.tolist()])
-    return kept
+    heads = range(cache.config.num_key_value_heads)
+    return [[cache.positions(layer, head).tolist() for head in heads] for layer in range(len(cache.layers))]
 
 
 def choices(budgets: list[int]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
