@@ -46,6 +46,6 @@ def test_two_ray_nodes(tmp_path, text, serial):  # noqa: F811
     pytest.importorskip("ray")
     out = tmp_path / "run"
     run = [sys.executable, "-c", RAY, *command(out, text, "--engine", "ray", "--workers", "2")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     assert lasting(out / "rows.jsonl") == serial
