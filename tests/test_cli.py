@@ -83,6 +83,11 @@ def test_help_in_a_process_of_its_own_that_loads_no_transformers():
     assert all(command in done.stdout for command in ("methods", "generate", "demo"))
 
 
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "momentkv", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"momentkv {__version__}\n")
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
