@@ -135,7 +135,7 @@ def test_methods_as_json(capsys):
         (["--set", "window"], ["'window'", "name=value"]),
         (["--set", "alpha=much"], ["alpha='much'"]),
         (["--set", "kernel=4"], ["kernel=4", "odd"]),
-        (["--prompt-file", "/no/such.txt"], ["/no/such.txt"]),
+        (["--prompt-file", "/no/such.txt"], ["'/no/such.txt'", "No such file"]),
         (["--load-cache", "/no/such.cache"], ["/no/such.cache"]),
         (["--save-cache", "/no/such/folder/x"], ["/no/such/folder/x"]),
         (["--temperature", "-1"], ["'-1'", "at least 0"]),

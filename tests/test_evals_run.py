@@ -1,5 +1,6 @@
 """A run: rows as they come, killed and gone on with, one specification, failures recorded."""
 
+import argparse
 import errno
 import json
 import os
@@ -14,9 +15,12 @@ import pytest
 from conftest import real_model
 from momentkv.cli import main
 from momentkv.evals import rows as rows_module
+from momentkv.evals.options import add_parsers
 from momentkv.evals.rows import RowFile, merge_parts, read_lines
-from momentkv.evals.run import in_turns
+from momentkv.evals.run import in_turns, options_of
 from momentkv.evals.spec import SpecError, settle
+from momentkv.evals.tasks import tasks_of
+from momentkv.evals.variants import variants_of
 
 
 def row(sample: str, variant: str = "snapkv@128", **more) -> dict:
@@ -77,6 +81,45 @@ def test_another_specification_is_refused_with_the_difference(tmp_path):
     (tmp_path / "spec.json").write_text("{")
     with pytest.raises(SpecError, match="damaged"):
         settle(tmp_path, {})
+
+
+def test_what_follows_from_the_options_is_named_only_where_no_option_differs(tmp_path):
+    settle(tmp_path, {"seed": 1, "data": {"ruler/vt": "aa"}, "variants": ["full@full"]})
+    with pytest.raises(SpecError, match=r"asked for$") as stop:
+        settle(tmp_path, {"seed": 2, "data": {"ruler/vt": "bb"}, "variants": ["full@full"]})
+    assert "seed: 1 there, 2" in str(stop.value) and "data" not in str(stop.value)
+    with pytest.raises(SpecError, match=r"data.ruler/vt: 'aa' there, 'bb' asked for"):
+        settle(tmp_path, {"seed": 1, "data": {"ruler/vt": "bb"}, "variants": ["full@full"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--tasks", "fidelity", "--methods", ""], ["--methods", "at least one", "''"]),
+        (["--tasks", " , "], ["--tasks", "at least one", "' , '"]),
+        (["--tasks", "fidelity", "--seed", "1"], ["another run", "seed: 42 there, 1 asked for"]),
+        (["--tasks", "fidelity", "--budgets", "64"], ["another run", "budgets: ['128'] there, ['64'] asked for"]),
+        (["--tasks", "fidelity", "--out", "FILE"], ["is a file, not a folder"]),
+    ],
+)
+def test_bad_options_are_refused_before_any_model_is_looked_for(options, named, tmp_path, capsys):
+    text, taken = tmp_path / "report.txt", tmp_path / "taken"
+    for path in (text, taken):
+        path.write_text("A text.", encoding="utf-8")
+    out, tasks = tmp_path / "out", tasks_of(["fidelity"], [text])
+    out.mkdir()
+    parser = argparse.ArgumentParser()
+    add_parsers(parser.add_subparsers(dest="command"), int, int)
+    start = ["eval", "/no/such/model", "--tasks", "fidelity", "--texts", str(text), "--out", str(out)]
+    args = parser.parse_args(start)
+    settle(out, options_of(args, tasks, variants_of(args.methods, args.budgets)))
+    try:
+        status = main([*start, *(str(taken) if option == "FILE" else option for option in options)])
+    except SystemExit as stop:
+        status = stop.code
+    err = capsys.readouterr().err
+    assert status == 2 and all(word in err for word in named), err
+    assert "/no/such/model" not in err
 
 
 def test_tasks_take_turns():

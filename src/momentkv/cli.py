@@ -151,6 +151,13 @@ def _fail(message: str) -> int:
     return 2
 
 
+def _message(error: BaseException) -> str:
+    """Of the operating system's errors the file and what is wrong with it, without the number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{str(error.filename)!r}: {error.strerror}"
+    return str(error)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns 0, 2 for an error, 130 after Ctrl-C, 1 when nobody reads the output any more."""
     parser = _parser()
@@ -175,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     except torch.OutOfMemoryError as error:
         return _fail(f"out of memory: {error}")
     except (ValueError, OSError, TypeError, NotImplementedError, FloatingPointError) as error:
-        return _fail(str(error))
+        return _fail(_message(error))
     except RuntimeError as error:
         if "allocate memory" in str(error):  # the CPU allocator has no error of its own
             return _fail(f"out of memory: {str(error).splitlines()[0]}")

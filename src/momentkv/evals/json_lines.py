@@ -23,7 +23,7 @@ def objects(raw: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         except UnicodeDecodeError as error:
             raise TaskError(f"{where} is not UTF-8: {error.reason} at byte {error.start} of the line") from error
         except (ValueError, RecursionError) as error:
-            raise TaskError(f"{where} is not JSON: {error}") from error
+            raise TaskError(f"{where} is not JSON, one object per line is expected: {error}") from error
         if not isinstance(found, dict):
             raise TaskError(f"{where} is {type(found).__name__}, not a JSON object")
         yield where, found

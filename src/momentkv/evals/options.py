@@ -9,7 +9,10 @@ TASKS = "names, families or globs: longbench, longbench-e, ruler, ruler/vt, 'rul
 
 
 def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise argparse.ArgumentTypeError(f"at least one is needed, separated by commas; got {text!r}")
+    return parts
 
 
 def _model(parser: argparse.ArgumentParser) -> None:

@@ -60,13 +60,11 @@ def source_of(args: Namespace, tokenizer: Any) -> Source:
     )
 
 
-def spec_of(args: Namespace, model: Any, variants: list[Variant], samples: dict[str, list[Sample]]) -> dict[str, Any]:
-    """Everything that defines a run, as JSON values."""
+def options_of(args: Namespace, tasks: list[Task], variants: list[Variant]) -> dict[str, Any]:
+    """What defines a run and is known before the model is loaded, as JSON values."""
     return {
         "model": args.model,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": model.device.type,
-        "tasks": list(samples),
+        "tasks": [task.full_name for task in tasks],
         "methods": args.methods,
         "budgets": args.budgets,
         "protocol": args.protocol,
@@ -74,9 +72,18 @@ def spec_of(args: Namespace, model: Any, variants: list[Variant], samples: dict[
         "template": not args.no_chat_template,
         "backend": f"{NAME} (prefill: sdpa)",
         "variants": [v.key for v in variants],
+        "versions": specs.versions(),
+    }
+
+
+def spec_of(options: dict[str, Any], model: Any, samples: dict[str, list[Sample]]) -> dict[str, Any]:
+    """Everything that defines a run, as JSON values."""
+    return {
+        **options,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
         "samples": {task: len(own) for task, own in samples.items()},
         "data": {task: specs.fingerprint(own) for task, own in samples.items()},
-        "versions": specs.versions(),
     }
 
 
@@ -181,6 +188,10 @@ def run(args: Namespace) -> int:
     variants = variants_of(args.methods, args.budgets)
     tasks = tasks_of(args.tasks, [Path(p) for p in args.texts])
     folder, (rank, world) = Path(args.out), rank_and_world()
+    options = options_of(args, tasks, variants)
+    specs.check(folder, options)
+    if args.texts and not any(task.family in ("fidelity", "niah") for task in tasks):
+        note("--texts is not used: none of these tasks takes texts")
     model, tokenizer = models.load(
         args.model, device=args.device, dtype=args.dtype, offline=args.offline, trust_remote_code=args.trust_remote_code
     )
@@ -191,7 +202,7 @@ def run(args: Namespace) -> int:
     samples = _samples(tasks, source_of(args, tokenizer))
     folder.mkdir(parents=True, exist_ok=True)
     with _only_process(folder, f".{rank}" if world > 1 else ""):
-        specs.settle(folder, spec_of(args, model, variants, samples))
+        specs.settle(folder, spec_of(options, model, samples))
         work = in_turns(tasks, samples)
         if args.engine == "ray":
             from momentkv.evals.ray_engine import evaluate_with_ray

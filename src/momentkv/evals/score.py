@@ -48,8 +48,9 @@ def full_name(task: str) -> str:
     if name in _VALID.get(family, ()):
         return f"{family}/{name}"
     known = _VALID.get(family)
-    valid = ", ".join(known) if known else ", ".join(f"{f}/TASK" for f in _VALID)
-    raise ValueError(f"task {task!r} is not known; valid{f' in {family}' if known else ''}: {valid}")
+    families = ", ".join(f"{f}/NAME" for f in _VALID if f != family)
+    valid = f"valid in {family}: {', '.join(known)}; besides, {families}" if known else f"valid: {families}"
+    raise ValueError(f"task {task!r} is not known; {valid}")
 
 
 def scorer(task: str) -> Callable[[Prediction], float]:

@@ -15,6 +15,7 @@ import momentkv
 from momentkv.evals.task import Sample
 
 SPEC = "spec.json"
+DERIVED = ("variants", "samples", "data")  # follow from the options: named only where no option differs
 
 
 class SpecError(ValueError):
@@ -56,22 +57,40 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}" if name else key).items()}
 
 
+def check(folder: Path, options: Mapping[str, Any]) -> None:
+    """Compare with the specification that is there, before any model is loaded.
+
+    Args:
+        options: what is known of the specification so far. What it does not name is not compared.
+
+    Raises:
+        SpecError: a run with other options is there; each difference is shown, old and new.
+        ValueError: `folder` is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {str(folder)!r} is a file, not a folder")
+    path = folder / SPEC
+    if not path.exists():
+        return
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+        there = _flat({name: value for name, value in old.items() if name in options})
+    except (ValueError, AttributeError) as error:
+        raise SpecError(f"{path} is damaged ({error}): move the folder away to start anew") from error
+    asked = _flat(json.loads(json.dumps(options)))
+    differing = sorted(name for name in there.keys() | asked.keys() if there.get(name) != asked.get(name))
+    chosen = [name for name in differing if name.partition(".")[0] not in DERIVED]
+    if differing:
+        shown = "; ".join(f"{n}: {there.get(n)!r} there, {asked.get(n)!r} asked for" for n in chosen or differing)
+        raise SpecError(f"{folder} holds another run, use another --out. {shown}")
+
+
 def settle(folder: Path, spec: Mapping[str, Any]) -> None:
     """Write the specification, or check that the one already there is the same.
 
     Raises:
-        SpecError: a run with other options is there; each difference is shown, old and new.
+        SpecError: as `check`.
     """
-    path = folder / SPEC
-    if not path.exists():
-        write_atomically(path, json.dumps(spec, indent=1) + "\n")
-        return
-    try:
-        old = _flat(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise SpecError(f"{path} is damaged ({error}): move the folder away to start anew") from error
-    new = _flat(json.loads(json.dumps(spec)))
-    differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    if differing:
-        shown = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} asked for" for name in differing)
-        raise SpecError(f"{folder} holds another run, use another --out. {shown}")
+    check(folder, spec)
+    if not (folder / SPEC).exists():
+        write_atomically(folder / SPEC, json.dumps(spec, indent=1) + "\n")
